@@ -1,0 +1,122 @@
+"""The cell: one point of the grid, its explicit id, and what may stand in it."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+
+from .errors import GridError
+
+DTYPES = ("float32", "bfloat16")
+OPS = ("forward", "train_step", "train_step_donated")
+SUITES = ("layer", "chunk", "block_m", "maxtok")
+INDEX_LIMIT = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One implementation on one shape. In suite maxtok `tokens` is where the search stops.
+
+    Raises:
+      GridError: a value is unknown or out of range, when the cell is made.
+    """
+
+    suite: str
+    impl: str
+    dtype: str
+    tokens: int
+    experts: int
+    top_k: int
+    op: str
+    skew: float = 0.0
+    d_model: int = 512
+    d_hidden: int = 1024
+    param_dtype: str = "float32"
+    chunk: int | None = None
+    block_m: int | None = None
+    slab_elems: int | None = None
+
+    def __post_init__(self) -> None:
+        one_of("suite", self.suite, SUITES)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("param_dtype", self.param_dtype, DTYPES)
+        one_of("op", self.op, OPS)
+        for name in ("tokens", "experts", "top_k", "d_model", "d_hidden"):
+            if getattr(self, name) < 1:
+                raise GridError(f"{name}={getattr(self, name)} must be a positive integer")
+        for name in ("chunk", "block_m", "slab_elems"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise GridError(f"{name}={getattr(self, name)} must be a positive integer")
+        if self.top_k > self.experts:
+            raise GridError(
+                f"top_k={self.top_k} is more than experts={self.experts}; choose 1..{self.experts}"
+            )
+        if not 0 <= self.skew <= 1:
+            raise GridError(f"skew={self.skew} must lie in [0, 1]: it is a share of the tokens")
+        if self.tokens * self.experts > INDEX_LIMIT:
+            raise GridError(
+                f"tokens={self.tokens} x experts={self.experts} is over 2**31 - 1, the layer's indices; "
+                "take fewer of either"
+            )
+
+    @property
+    def tuning(self) -> dict[str, int]:
+        """The tuning values that are set, as the layer's keywords."""
+        values = {"chunk": self.chunk, "block_m": self.block_m, "slab_elems": self.slab_elems}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def id(self) -> str:
+        """Stable and readable; records and baselines are matched by it. Never depends on order or position."""
+        suite = "" if self.suite == "layer" else f"{self.suite}/"
+        params = "" if self.param_dtype == "float32" else f"-p{self.param_dtype}"
+        words = {"chunk": "chunk", "block_m": "block", "slab_elems": "slab"}
+        tuning = "".join(f"-{words[name]}{value}" for name, value in self.tuning.items())
+        return (
+            f"{suite}{self.impl}-{self.dtype}-t{self.tokens}-e{self.experts}-k{self.top_k}-s{self.skew}"
+            f"-d{self.d_model}-h{self.d_hidden}-{self.op}{params}{tuning}"
+        )
+
+    @property
+    def group(self) -> str:
+        """The cells that do the same work side by side: pytest-benchmark's group, and the tables' headings."""
+        sweep = "" if self.suite == "layer" else f"{self.suite} sweep, "
+        return (
+            f"{sweep}{self.dtype}, {self.tokens} tokens, {self.experts} experts, top_k {self.top_k}, "
+            f"skew {self.skew}, {self.op}"
+        )
+
+    @property
+    def inputs(self) -> tuple:
+        """What the inputs and the reference depend on: cells with equal ones share both."""
+        return (
+            *(self.tokens, self.experts, self.top_k, self.skew),
+            *(self.d_model, self.d_hidden, self.dtype, self.param_dtype),
+        )
+
+    @property
+    def numerics(self) -> tuple:
+        """What the numerics of a cell depend on: forward and train step of one shape share them."""
+        return (self.impl, *self.tuning.items(), *self.inputs)
+
+    def fields(self) -> dict:
+        """The cell as a record's fields, under the published names."""
+        routing, impl, dispatch = self.impl.split(":")
+        values = dataclasses.asdict(self) | {"routing": routing, "impl": impl, "dispatch": dispatch}
+        return {"id": self.id, **values}
+
+    @property
+    def useful_flops(self) -> int:
+        """Flops of the routed experts' products: 6 * tokens * top_k * d_model * d_hidden forward, thrice that
+        for a train step (nothing for recomputation, the router, padding or Adam)."""
+        forward = 6 * self.tokens * self.top_k * self.d_model * self.d_hidden
+        return forward if self.op == "forward" else 3 * forward
+
+
+def one_of(name: str, value: str, known: Iterable[str]) -> str:
+    """The value if it is known; otherwise a GridError that lists what is, and suggests the nearest."""
+    known = tuple(known)
+    if value not in known:
+        near = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise GridError(f"{name}={value!r} is unknown{hint} There are: {', '.join(known)}")
+    return value

@@ -1,0 +1,193 @@
+"""The grids: named tables of cells, the options that override them, and the limits that skip some.
+
+Defaults are those of the published configuration. A skip is a record with its reason, never an absence.
+"""
+
+import dataclasses
+import itertools
+from typing import Any
+
+from moe.blocked import BLOCK_M
+from moe.registry import IMPLEMENTATIONS, Implementation
+
+from . import rejected
+from .cell import DTYPES, OPS, SUITES, Cell, one_of
+from .errors import GridError
+
+DENSE, RAGGED = "dense:auto:sorted", "dropless:ragged_dot:sorted"
+CHUNKED, BLOCKED, CAPACITY = "dropless:chunked:sorted", "dropless:blocked:sorted", "capacity:auto:sorted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A block of a grid: the product of its lists. Field names are the published configuration's.
+
+    `impls` None means every registered implementation but those in `but`.
+    """
+
+    suites: tuple[str, ...] = ("layer",)
+    dtypes: tuple[str, ...] = ("float32",)
+    tokens: tuple[int, ...] = (1024,)
+    experts: tuple[int, ...] = (8,)
+    top_k: tuple[int, ...] = (2,)
+    skew: tuple[float, ...] = (0.0,)
+    d_model: int = 512
+    d_hidden: int = 1024
+    impls: tuple[str, ...] | None = None
+    but: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ("forward", "train_step")
+    block_m: int = BLOCK_M
+    block_ms: tuple[int, ...] = (32, 64, 128)
+    chunks: tuple[int, ...] = (128, 256, 512, 1024)
+    dense_limit: int = 524288
+    ragged_limit: int | None = None  # 262144 on an accelerator, 131072 on the CPU, as published
+    maxtok_start: int = 32768
+    maxtok_stop: int = 2097152
+    slab_elems: int | None = None
+    rejected: bool = False
+
+
+_DONATED = ("forward", "train_step_donated")
+GRIDS: dict[str, tuple[Source, ...]] = {
+    "smoke": (
+        Source(ops=("forward",)),
+        Source(impls=(CHUNKED,), ops=("train_step_donated",)),
+    ),
+    "default": (
+        Source(dtypes=DTYPES, tokens=(1024, 4096), experts=(8, 64), but=(DENSE, RAGGED), ops=_DONATED),
+        # One dense train step at 4096 x 64 is 2.5 Tflop: the larger shapes of these two are in `published`.
+        Source(dtypes=DTYPES, impls=(DENSE, RAGGED), ops=_DONATED),
+    ),
+    # The published runs, in their order (cpu_A to cpu_E, cpu_chunk_v1 and v2), then the rest of `default`.
+    "published": (
+        Source(tokens=(1024, 4096), ragged_limit=262144),
+        Source(tokens=(16384,), ragged_limit=262144),
+        Source(tokens=(4096,), experts=(64,), ragged_limit=131072),
+        Source(tokens=(4096,), top_k=(1, 4), skew=(0.0, 0.9), impls=(CHUNKED, BLOCKED, CAPACITY)),
+        Source(dtypes=("bfloat16",), tokens=(4096,), impls=(CHUNKED, BLOCKED, CAPACITY, DENSE)),
+        Source(suites=("chunk",), tokens=(4096, 16384), experts=(8, 64), chunks=(256, 512)),
+        Source(suites=("chunk",), tokens=(1024, 4096, 16384), experts=(8, 64), rejected=True),
+        Source(dtypes=DTYPES, tokens=(1024, 4096), experts=(8, 64), impls=(DENSE, RAGGED), ops=_DONATED),
+    ),
+}
+PLURAL = ("suites", "dtypes", "tokens", "experts", "top_k", "skew", "impls", "ops", "block_ms", "chunks")
+SINGLE = (
+    *("d_model", "d_hidden", "block_m", "dense_limit", "ragged_limit"),
+    *("maxtok_start", "maxtok_stop", "slab_elems"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A cell of a grid with what applies to it: why it is skipped, or None, and where maxtok starts."""
+
+    cell: Cell
+    skip: str | None = None
+    maxtok_start: int = 0
+
+
+def implementation(impl: str) -> Implementation:
+    """The implementation of an id, the rejected variant included."""
+    return Implementation(impl, rejected.concatenated) if impl == rejected.ID else IMPLEMENTATIONS[impl]
+
+
+def whole_id(part: str) -> str:
+    """`dropless:chunked:sorted` for `chunked`, where one implementation alone is meant by it."""
+    known = (*IMPLEMENTATIONS, rejected.ID)
+    meant = [identity for identity in known if part in identity.split(":")[:2]]
+    return meant[0] if len(meant) == 1 else part
+
+
+def build(name: str, overrides: dict[str, Any] | None = None, backend: str = "cpu") -> list[Entry]:
+    """The cells of a grid in a fixed order, cells that share inputs side by side, each once.
+
+    Args:
+      name: of GRIDS.
+      overrides: fields of Source that replace the grid's own, lists for PLURAL ones; impls also by a word.
+      backend: decides the automatic ragged limit.
+
+    Raises:
+      GridError: an unknown name, a value out of range, or no cell left.
+    """
+    overrides = dict(overrides or {})
+    one_of("grid", name, GRIDS)
+    if "impls" in overrides:
+        overrides["impls"] = tuple(whole_id(part) for part in overrides["impls"])
+    sources = [dataclasses.replace(source, **_checked(overrides, source)) for source in GRIDS[name]]
+    entries: dict[str, Entry] = {}
+    for source in sources:
+        for cell in _cells(source):
+            entry = Entry(cell, _skip(cell, source, backend), source.maxtok_start)
+            entries.setdefault(cell.id, entry)
+    if not entries:
+        given = ", ".join(f"--{key.replace('_', '-')}" for key in overrides) or "no options"
+        raise GridError(f"grid {name} with {given} holds no cell; --collect-only -q lists what a grid holds")
+    # Larger shapes last; within a shape those with an own reference (capacity) after those that share dense's.
+    return sorted(
+        entries.values(),
+        key=lambda e: (e.cell.tokens * e.cell.experts, *map(str, e.cell.inputs), _rank(e.cell)),
+    )
+
+
+def _rank(cell: Cell) -> bool:
+    return cell.impl.startswith("capacity")
+
+
+def _checked(overrides: dict[str, Any], source: Source) -> dict[str, Any]:
+    known = {
+        "suites": SUITES,
+        "dtypes": DTYPES,
+        "ops": OPS,
+        "impls": (*IMPLEMENTATIONS, rejected.ID),
+    }
+    for field, value in overrides.items():
+        for item in value if field in PLURAL else (value,):
+            if field in known:
+                one_of(field, item, known[field])
+        if field in PLURAL and len(set(value)) != len(value):
+            raise GridError(f"{field}={','.join(map(str, value))} names a value twice; give each once")
+    if overrides.get("maxtok_start", source.maxtok_start) > overrides.get("maxtok_stop", source.maxtok_stop):
+        raise GridError("maxtok_start is more than maxtok_stop; the search goes up from the one to the other")
+    return overrides
+
+
+def _impls(source: Source) -> tuple[str, ...]:
+    if source.rejected and source.impls is None:
+        return (rejected.ID,)
+    if source.impls is not None:
+        return source.impls
+    return tuple(impl for impl in IMPLEMENTATIONS if impl not in source.but)
+
+
+def _cells(source: Source) -> list[Cell]:
+    cells = []
+    axes = (source.suites, source.dtypes, source.tokens, source.experts, source.top_k, source.skew)
+    for suite, dtype, listed, experts, top_k, skew in itertools.product(*axes):
+        tokens = source.maxtok_stop if suite == "maxtok" else listed
+        for impl, op in itertools.product(_impls(source), source.ops):
+            takes = implementation(impl).tuning
+            base: dict[str, Any] = {}
+            if source.slab_elems is not None and "slab_elems" in takes:
+                base["slab_elems"] = source.slab_elems
+            if source.block_m != BLOCK_M and "block_m" in takes and suite != "block_m":
+                base["block_m"] = source.block_m
+            sweeps: list[dict[str, Any]] = [{}]
+            if suite in ("chunk", "block_m"):
+                values = source.chunks if suite == "chunk" else source.block_ms
+                sweeps = [{suite: value} for value in values] if suite in takes else []
+            widths = {"d_model": source.d_model, "d_hidden": source.d_hidden}
+            tuned = [{**widths, **base, **sweep} for sweep in sweeps]
+            cells += [Cell(suite, impl, dtype, tokens, experts, top_k, op, float(skew), **t) for t in tuned]
+    return cells
+
+
+def _skip(cell: Cell, source: Source, backend: str) -> str | None:
+    if cell.suite == "maxtok":
+        return None
+    size = cell.tokens * cell.experts
+    if cell.impl == DENSE and size > source.dense_limit:
+        return f"tokens x experts = {size} is over dense_limit={source.dense_limit}"
+    limit = source.ragged_limit or (131072 if backend == "cpu" else 262144)
+    if cell.impl == RAGGED and size > limit:
+        return f"tokens x experts = {size} is over ragged_limit={limit}"
+    return None
