@@ -35,13 +35,19 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("d_model", "d_hidden", "experts", "top_k"):
-            positive(name, getattr(self, name))
+            # A plain int: arithmetic on NumPy's narrow integers would overflow.
+            object.__setattr__(self, name, positive(name, getattr(self, name)))
         if self.top_k > self.experts:
             raise ValueError(
                 f"top_k={self.top_k} is more than experts={self.experts}; choose 1..{self.experts}"
             )
         factor = self.capacity_factor
-        if not isinstance(factor, numbers.Real) or not math.isfinite(factor) or factor <= 0:
+        if (
+            isinstance(factor, bool)
+            or not isinstance(factor, numbers.Real)
+            or not math.isfinite(factor)
+            or factor <= 0
+        ):
             raise ValueError(f"capacity_factor={factor!r} must be a positive finite number, such as 1.25")
         if self.top_k == 1 and self.renormalize and self.experts > 1:
             warnings.warn(

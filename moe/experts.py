@@ -9,6 +9,9 @@ from jaxtyping import Array, Float, Float32, PRNGKeyArray
 
 from moe.config import Config
 
+DTYPES = ("float32", "bfloat16")
+"""What x and the experts' matrices may be; the router is always float32."""
+
 
 class Params(NamedTuple):
     """`router` (d, E) float32; `gate` and `up` (E, d, h) and `down` (E, h, d), float32 or bfloat16."""
@@ -21,6 +24,10 @@ class Params(NamedTuple):
 
 def init(key: PRNGKeyArray, config: Config, dtype: DTypeLike = jnp.float32) -> Params:
     """Normal parameters with variance 1 / fan-in; `dtype` is that of the experts, the router is float32."""
+    if jnp.dtype(dtype).name not in DTYPES:
+        raise TypeError(
+            f"dtype={jnp.dtype(dtype).name} is not taken by the layer; choose {' or '.join(DTYPES)}"
+        )
     d, h, experts = config.d_model, config.d_hidden, config.experts
     shapes = ((d, experts), (experts, d, h), (experts, d, h), (experts, h, d))
     dtypes = (jnp.float32, dtype, dtype, dtype)

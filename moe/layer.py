@@ -8,11 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from moe.config import INDEX_LIMIT, Config
-from moe.experts import Params
+from moe.experts import DTYPES, Params
 from moe.registry import choose, get
 from moe.router import Aux
-
-DTYPES = ("float32", "bfloat16")
 
 
 class Output(NamedTuple):
@@ -39,6 +37,7 @@ def apply(
         ValueError: a shape does not match, `impl` or a tuning value is unknown or not positive.
     """
     check(params, x, config)
+    params, x = jax.tree.map(jnp.asarray, (params, x))
     tokens = math.prod(x.shape[:-1])
     implementation = get(choose(config, tokens, x.dtype).id if impl == "auto" else impl)
     implementation.check(tuning)
@@ -48,9 +47,8 @@ def apply(
 
 def check(params: Params, x: Float[Array, "... d"], config: Config) -> None:
     """Raise what `apply` documents about x and params; shapes and dtypes only, free under jit."""
-    dtype = jnp.result_type(x)
-    if dtype.name not in DTYPES:
-        raise TypeError(f"x has dtype {dtype.name}; the layer takes {' or '.join(DTYPES)}: cast it first")
+    if _dtype(x) not in DTYPES:
+        raise TypeError(f"x has dtype {_dtype(x)}; the layer takes {' or '.join(DTYPES)}: cast it first")
     shape = jnp.shape(x)
     if len(shape) < 1 or shape[-1] != config.d_model:
         raise ValueError(f"x has shape {shape}; its last dimension must be d_model={config.d_model}")
@@ -64,7 +62,10 @@ def check(params: Params, x: Float[Array, "... d"], config: Config) -> None:
     expected = ((d, experts), (experts, d, h), (experts, d, h), (experts, h, d))
     leaves = jax.tree.leaves(params)
     if not isinstance(params, Params) or len(leaves) != len(expected):
-        raise TypeError(f"params is a {type(params).__name__}; it must be a moe.Params as moe.init returns")
+        raise TypeError(
+            f"params is a {type(params).__name__} with {len(leaves)} arrays; it must be a moe.Params of "
+            f"{len(expected)} as moe.init returns"
+        )
     for name, leaf, wanted in zip(Params._fields, leaves, expected, strict=True):
         if jnp.shape(leaf) != wanted:
             raise ValueError(
@@ -72,7 +73,10 @@ def check(params: Params, x: Float[Array, "... d"], config: Config) -> None:
                 "the parameters are of another config, make them with moe.init(key, config)"
             )
         accepted = DTYPES[:1] if name == "router" else DTYPES
-        if jnp.result_type(leaf).name not in accepted:
-            raise TypeError(
-                f"params.{name} has dtype {jnp.result_type(leaf).name}; it must be {' or '.join(accepted)}"
-            )
+        if _dtype(leaf) not in accepted:
+            raise TypeError(f"params.{name} has dtype {_dtype(leaf)}; it must be {' or '.join(accepted)}")
+
+
+def _dtype(array: Any) -> str:
+    """The name of an array's own dtype: JAX's `result_type` would call NumPy's float64 float32."""
+    return str(getattr(array, "dtype", jnp.result_type(array)))

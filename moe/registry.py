@@ -71,8 +71,8 @@ def implementations() -> tuple[str, ...]:
 def get(implementation_id: str) -> Implementation:
     """The implementation of that id; ValueError with the nearest one otherwise."""
     if implementation_id not in IMPLEMENTATIONS:
-        near = difflib.get_close_matches(implementation_id, IMPLEMENTATIONS, n=1, cutoff=0.3)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = difflib.get_close_matches(str(implementation_id), IMPLEMENTATIONS, n=1, cutoff=0.3)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(
             f"impl={implementation_id!r} is unknown{hint} There are: auto, {', '.join(IMPLEMENTATIONS)}"
         )

@@ -43,7 +43,9 @@ def select(scores: Float32[Array, "T E"], config: Config) -> Routing:
     if config.renormalize:
         weights = jax.nn.softmax(best, axis=-1)
     else:
-        weights = jnp.exp(best - jax.nn.logsumexp(scores, axis=-1, keepdims=True))
+        # Shifted by the largest before exp: a log-sum-exp would round at the size of the logits.
+        largest = jax.lax.stop_gradient(best[:, :1])
+        weights = jnp.exp(best - largest) / jnp.sum(jnp.exp(scores - largest), axis=-1, keepdims=True)
     return Routing(weights, experts.astype(jnp.int32))
 
 

@@ -33,6 +33,13 @@ def describe() -> dict[str, Any]:
             'the backend: pip install "jax[cuda12]", "jax[cuda13]" or "jax[tpu]"'
         ) from error
     flags: Any = jax.config  # Its attributes are made at run time, so type checkers do not know them.
+    # JAX passes over a platform of a list whose plugin is not installed, and takes the next without a word.
+    wanted = (flags.jax_platforms or backend).split(",")[0]
+    if backend != ("gpu" if wanted in ("cuda", "rocm") else wanted):
+        raise EnvironmentFault(
+            f"JAX cannot start its backend '{wanted}', only {backend}; unset JAX_PLATFORMS to run on the CPU, "
+            'or install the backend: pip install "jax[cuda12]", "jax[cuda13]" or "jax[tpu]"'
+        )
     return {
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,

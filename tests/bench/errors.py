@@ -16,9 +16,9 @@ class BaselineError(BenchError):
     """A stored record cannot be read, written or trusted (integrity)."""
 
 
-class NoBaseline(BaselineError):  # noqa: N818 - it says what is the case
+class NoBaseline(BaselineError):
     """This backend and JAX have no baseline at all: nothing is damaged, there is nothing to compare with."""
 
 
-class EnvironmentFault(BenchError):  # noqa: N818 - EnvironmentError is a built-in name
+class EnvironmentFault(BenchError):
     """The machine lacks what the run needs: a backend, cores, memory."""

@@ -25,7 +25,7 @@ class Nothing(BenchError):
     """Not even the smallest size fits."""
 
 
-class Killed(Exception):  # noqa: N818 - an event, caught here
+class Killed(Exception):
     """The child is gone for want of memory."""
 
 

@@ -1,0 +1,138 @@
+"""The suite run from outside, as its users run it, on a grid of a few tiny cells."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCH = str(ROOT / "tests/bench")
+
+# `-p tinygrid` adds grid `tiny`: four cells that are measured and one that a limit skips. It wraps `start`, since
+# the grid imports jax, which has to wait until the process is pinned.
+TINY = """
+from tests.bench import plugin
+
+whole = plugin.start
+
+def start(cells):
+    from tests.bench import grid
+
+    shape = dict(tokens=(64,), experts=(4,), d_model=32, d_hidden=48)
+    grid.GRIDS["tiny"] = (
+        grid.Source(impls=(grid.DENSE, grid.CHUNKED), ops=("forward",), **shape),
+        grid.Source(impls=(grid.CHUNKED,), ops=("train_step_donated",), **shape),
+        grid.Source(impls=(grid.RAGGED,), ops=("forward",), ragged_limit=1, **shape),
+        grid.Source(suites=("chunk",), impls=(grid.CHUNKED,), chunks=(16,), ops=("forward",), **shape),
+    )
+    whole(cells)
+
+plugin.start = start
+"""
+SHAPE = "float32-t64-e4-k2-s0.0-d32-h48"
+DENSE = f"dense:auto:sorted-{SHAPE}-forward"
+CHUNKED = f"dropless:chunked:sorted-{SHAPE}-forward"
+DONATED = f"dropless:chunked:sorted-{SHAPE}-train_step_donated"
+SWEPT = f"chunk/dropless:chunked:sorted-{SHAPE}-forward-chunk16"
+SKIPPED = f"dropless:ragged_dot:sorted-{SHAPE}-forward"
+
+# Many runs in one process, for those that measure little or nothing: importing jax takes most of such a run.
+BATCH = """
+import contextlib, io, json, os, pathlib, sys
+from tests.bench import pin
+pin.pin(None)
+import jax, pytest
+results = {}
+for name, args, folder in json.load(sys.stdin):
+    os.chdir(folder)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        code = int(pytest.main(args))
+    results[name] = code, text.getvalue()
+pathlib.Path(sys.argv[1]).write_text(json.dumps(results))
+"""
+
+
+class Ended(NamedTuple):
+    """How a run ended: exit code, and all that it printed."""
+
+    code: int
+    text: str
+
+
+class Runner:
+    """Runs pytest in processes of their own, with `folder` as working directory and for all that they write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = folder / "store"
+        plugins = folder / "plugins"
+        plugins.mkdir(parents=True)
+        (plugins / "tinygrid.py").write_text(TINY)
+        # What a pytest or an xdist worker around this one tells its children is not meant for a run of its own.
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
+        self.env = env | {
+            "PYTHONPATH": os.pathsep.join(map(str, (plugins, ROOT))),
+            "JAX_PLATFORMS": "cpu",
+            # Programs compiled by an earlier run are read again: most of the time of a tiny cell.
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+    def plugin(self, name: str, text: str) -> str:
+        """Write a plugin; returns the words that load it after `tinygrid`."""
+        (self.folder / "plugins" / f"{name}.py").write_text(text)
+        return name
+
+    def options(self, path: str = BENCH, grid: str | None = "tiny") -> list[str]:
+        """The words of each run: the path first, and nothing written outside `folder`."""
+        words = [
+            path,
+            "-p",
+            "tinygrid",
+            "-o",
+            f"cache_dir={self.folder / 'cache'}",
+            "--bench-seconds",
+            "0.05",
+        ]
+        return words + (["--grid", grid] if grid else [])
+
+    def pytest(
+        self, *args: str, path: str = BENCH, cwd: Path | None = None, grid: str | None = "tiny", **env: str
+    ) -> Ended:
+        """`python -m pytest` with these further arguments."""
+        return self.python("-m", "pytest", *self.options(path, grid), *args, cwd=cwd, **env)
+
+    def python(self, *args: str, cwd: Path | None = None, text: str | None = None, **env: str) -> Ended:
+        """`python` with these arguments, standard output and error in one text."""
+        done = subprocess.run(
+            [sys.executable, *args],
+            cwd=cwd or self.folder,
+            env=self.env | env,
+            input=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        return Ended(done.returncode, done.stdout)
+
+    def batch(self, runs: dict[str, list[str]], cwd: dict[str, Path] | None = None) -> dict[str, Ended]:
+        """Many runs of pytest, one after the other in one process; the arguments of each are complete."""
+        wanted = [(name, args, str((cwd or {}).get(name, self.folder))) for name, args in runs.items()]
+        answer = self.folder / "batch.json"
+        done = self.python("-c", BATCH, str(answer), text=json.dumps(wanted))
+        assert done.code == 0, done.text
+        return {name: Ended(*result) for name, result in json.loads(answer.read_text()).items()}
+
+
+def cases(junit: Path) -> dict[str, list[str]]:
+    """Test name -> what JUnit says of it (failure, skipped, error), one list entry for each; each name once."""
+    found = list(ElementTree.parse(junit).iter("testcase"))
+    names = [case.get("name", "") for case in found]
+    assert len(set(names)) == len(names), f"doubled cases in {names}"
+    return {name: [child.tag for child in case] for name, case in zip(names, found, strict=True)}

@@ -1,0 +1,28 @@
+"""Every shape of the default and published grids up to 4096 tokens: each implementation against dense."""
+
+import pytest
+
+from tests.bench import grid, numerics
+
+MOST_TOKENS = 4096
+
+
+def shapes():
+    """One cell for each implementation, tuning and shape; forward and train step share their numerics."""
+    entries = [*grid.build("default"), *grid.build("published")]
+    cells = {e.cell.numerics: e.cell for e in entries if not e.skip and e.cell.tokens <= MOST_TOKENS}
+    return sorted(cells.values(), key=lambda cell: (*map(str, cell.inputs), cell.impl.startswith("capacity")))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        # One group a reference: xdist keeps it in one worker, which computes it once.
+        pytest.param(cell, id=cell.id, marks=pytest.mark.xdist_group(str(cell.inputs)))
+        for cell in shapes()
+    ],
+)
+def test_equals_dense(cell):
+    checked = numerics.check(cell)
+    assert checked.empty_experts == 0
+    assert checked.rel_err_out <= numerics.tolerance(cell).out
