@@ -29,6 +29,7 @@ def blocked(
     size = BLOCK_M if block_m is None else positive("block_m", block_m)
     if slab_elems is not None:
         size = min(size, rows_in_slab(slab_elems, config))
+    size = min(size, max(x.shape[0] * config.top_k, 1))
     routing = route(params.router, x, config)
     rows = dispatch(routing, config.experts)
     y = feed_forward((size,), False, params, x, rows)

@@ -49,6 +49,7 @@ def chunked(
     largest = automatic_chunk(x.shape[0], config) if chunk is None else positive("chunk", chunk)
     if slab_elems is not None:
         largest = min(largest, rows_in_slab(slab_elems, config))
+    largest = min(largest, max(x.shape[0] * config.top_k, 1))
     routing = route(params.router, x, config)
     rows = dispatch(routing, config.experts)
     whole = chunk is None and slab_elems is None and takes_whole(x.shape[0], config)

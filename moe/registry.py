@@ -63,6 +63,9 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 }
 
 
+BACKENDS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+
+
 def implementations() -> tuple[str, ...]:
     """Ids of all implementations, the reference first."""
     return tuple(IMPLEMENTATIONS)
@@ -88,6 +91,10 @@ def choose(config: Config, tokens: int, dtype: DTypeLike = jnp.float32, backend:
         backend: "cpu", "gpu", "cuda" or "tpu"; None is JAX's default backend.
     """
     backend = backend or jax.default_backend()
+    if tokens < 0:
+        raise ValueError(f"tokens={tokens} must not be negative")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} is unknown; there are: {', '.join(BACKENDS)}")
     if config.top_k == config.experts:
         return Choice("dense:auto:sorted", f"top_k equals experts={config.experts}: nothing to leave out")
     if backend == "cpu":

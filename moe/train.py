@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Float32
 from moe.config import Config
 from moe.experts import Params
 from moe.layer import apply
+from moe.registry import get
 
 LEARNING_RATE = 1e-3
 
@@ -38,11 +39,14 @@ def init_state(params: Params, optimizer: optax.GradientTransformation | None = 
 def step_of(layer: Callable[[Params, Array], Array], optimizer: optax.GradientTransformation) -> Step:
     """The plain, not jitted step around any layer `(params, x) -> y`.
 
-    The loss is the mean of y**2, or of (y - target)**2, in float32; 0 where x is empty.
+    The loss is the mean of y**2, or of (y - target)**2, in float32; 0 where x is empty. The step raises
+    ValueError for a target of another shape than x, which would broadcast.
     """
 
     def loss_fn(params: Params, x: Array, target: Array | None) -> Float32[Array, ""]:
         y = layer(params, x).astype(jnp.float32)
+        if target is not None and jnp.shape(target) != y.shape:
+            raise ValueError(f"target has shape {jnp.shape(target)}; it must be that of x, {y.shape}")
         error = y if target is None else y - target.astype(jnp.float32)
         return jnp.sum(error**2) / max(error.size, 1)
 
@@ -73,6 +77,8 @@ def train_step(
         donate: whether the state's buffers are handed on to the new state (the old one is gone then).
         **tuning: as in `apply`.
     """
+    if impl != "auto":
+        get(impl).check(tuning)
 
     def layer(params: Params, x: Array) -> Array:
         return apply(params, x, config, impl=impl, **tuning).y

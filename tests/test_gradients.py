@@ -15,9 +15,9 @@ from moe.registry import IMPLEMENTATIONS
 from moe.router import route
 from tests import oracle
 from tests.bench.numerics import RAGGED_TOLERANCE, TOLERANCES, Tolerance, rel_err, worst_leaf
+from tests.layers import QUICK
 
 DENSE, CAPACITY, RAGGED = "dense:auto:sorted", "capacity:auto:sorted", "dropless:ragged_dot:sorted"
-DTYPES = ("float32", "bfloat16")
 
 # Leading dimensions of x, then the config. Under half of a token's choices, capacity drops some.
 SHAPES = {
@@ -39,7 +39,7 @@ SHAPES = {
     "all-experts": ((129,), moe.Config(96, 7, 8, 8, renormalize=False, capacity_factor=0.75)),
     "many-tokens-an-expert": ((3, 43), moe.Config(96, 96, 3, 2, capacity_factor=0.9)),
 }
-BFLOAT16 = ("no-tokens", "one-token", "three-leading-dimensions", "many-tokens-an-expert")
+BFLOAT16 = ("no-tokens", "three-leading-dimensions")
 CASES = [(name, "float32") for name in SHAPES] + [(name, "bfloat16") for name in BFLOAT16]
 STEPPED = [
     ("seven-tokens", "float32", False),
@@ -89,7 +89,7 @@ def mean_square(y, target):
     return jnp.sum((y.astype(jnp.float32) - target.astype(jnp.float32)) ** 2) / max(y.size, 1)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
 def dense_of(config, params, x, target, fits):
     """Dense in float32 with the assignments outside `fits` (T, k) dropped: y, and gradients in params and x."""
 
@@ -115,8 +115,7 @@ def reference(name, dtype, drops=False, with_target=False):
     return y.reshape(x.shape), grads, dx.reshape(x.shape), routed
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SHAPES)
+@every_case
 def test_dense_in_float32_equals_the_oracle(name, dtype):
     leading, config = SHAPES[name]
     params, x, _ = arrays(leading, config, dtype)
@@ -144,7 +143,7 @@ def test_dense_equals_the_oracle(name, dtype):
     assert rel_err(flat(layer_dx), dx) <= ORACLE_TOLERANCE[dtype].grad
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=QUICK)
 def run(implementation, config, params, x):
     """y, aux, gradients of the mean of y**2 in params and x."""
 
@@ -275,3 +274,22 @@ def test_activation_gradients_equal_finite_differences_of_the_oracle(implementat
 
 def test_table_has_every_implementation():
     assert moe.implementations() == tuple(IMPLEMENTATIONS)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 1), (3, 3, 4), (2, 4)])
+def test_target_of_another_shape_is_refused(shape):
+    config = moe.Config(4, 6, 3, 2)
+    state = moe.init_state(moe.init(jax.random.key(0), config))
+    with pytest.raises(ValueError, match=r"target has shape .*\(3, 4\)"):
+        moe.train_step(config, donate=False)(state, jnp.ones((3, 4)), jnp.ones(shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "impl"), [("chunk", "dropless:chunked:sorted"), ("block_m", "dropless:blocked:sorted")]
+)
+def test_pieces_are_no_larger_than_the_rows_there_are(name, impl):
+    config = moe.Config(16, 16, 2, 2)
+    params = moe.init(jax.random.key(0), config)
+    layer = jax.jit(lambda x: moe.apply(params, x, config, impl=impl, **{name: 2**24}).y)
+    compiled = layer.lower(jnp.ones((8, 16))).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**20

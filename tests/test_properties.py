@@ -13,7 +13,6 @@ import moe
 from moe import capacity, router
 from tests import layers
 from tests.bench.cell import Cell
-from tests.bench.grid import RAGGED
 from tests.bench.inputs import make_inputs
 from tests.layers import CAPACITY, DROPLESS, IMPLEMENTATIONS, forward, tuned
 
@@ -157,18 +156,7 @@ def test_skewed_inputs_equal_dense(impl):
         layers.assert_equals_dense(impl, jax.device_get(params), np.asarray(x), config)
 
 
-@pytest.mark.parametrize(
-    "impl",
-    [
-        *(impl for impl in IMPLEMENTATIONS if impl != RAGGED),
-        pytest.param(
-            RAGGED,
-            marks=pytest.mark.xfail(
-                raises=NotImplementedError, reason="JAX: gradients of ragged_dot have no rule under vmap yet"
-            ),
-        ),
-    ],
-)
+@every
 def test_transformations_compose(impl):
     """jit of vmap of grad of checkpoint, against each batch entry's own gradient."""
     params = layers.parameters(ROOMY)
