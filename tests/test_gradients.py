@@ -17,6 +17,7 @@ from tests import oracle
 from tests.bench.numerics import RAGGED_TOLERANCE, TOLERANCES, Tolerance, rel_err, worst_leaf
 from tests.layers import QUICK
 
+DTYPES = ("float32", "bfloat16")
 DENSE, CAPACITY, RAGGED = "dense:auto:sorted", "capacity:auto:sorted", "dropless:ragged_dot:sorted"
 
 # Leading dimensions of x, then the config. Under half of a token's choices, capacity drops some.
