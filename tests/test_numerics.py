@@ -5,17 +5,18 @@ The shapes that only grid default holds are asserted where they are measured, in
 
 import pytest
 
-from tests.bench import grid, numerics
+from tests.bench import baseline, grid, numerics, published_import
 
 MOST_TOKENS = 4096
 
 
 def shapes():
     """One cell for each implementation, tuning and shape; forward and train step share their numerics."""
+    published = baseline.load(baseline.ROOT / published_import.FILE).records
     cells = {
         entry.cell.numerics: entry.cell
         for entry in grid.build("published")
-        if not entry.skip and entry.cell.tokens <= MOST_TOKENS and entry.cell.op != "train_step_donated"
+        if entry.cell.id in published and entry.cell.tokens <= MOST_TOKENS
     }
     return sorted(cells.values(), key=lambda cell: (*map(str, cell.inputs), cell.impl.startswith("capacity")))
 
