@@ -71,10 +71,6 @@ GRIDS: dict[str, tuple[Source, ...]] = {
     ),
 }
 PLURAL = ("suites", "dtypes", "tokens", "experts", "top_k", "skew", "impls", "ops", "block_ms", "chunks")
-SINGLE = (
-    *("d_model", "d_hidden", "block_m", "dense_limit", "ragged_limit"),
-    *("maxtok_start", "maxtok_stop", "slab_elems"),
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from .cell import Cell
 from .errors import BenchError, EnvironmentFault
 from .grid import Entry
 from .program import MIB, compile_, shapes
+from .record import SCHEMA
 
 RUNS = 3
 """Timed runs of the largest size: each takes seconds to minutes."""
@@ -79,7 +80,7 @@ def measure_largest(entry: Entry, benchmark: Any, memory: int | None, checked: b
         with Child(cell, checked) as child:
             if child.start() and _timed(child, benchmark, entry):
                 values = {
-                    "schema": 1,
+                    "schema": SCHEMA,
                     "status": "measured",
                     **entry.cell.fields(),
                     **child.facts,

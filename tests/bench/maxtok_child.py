@@ -18,7 +18,7 @@ import moe
 from .cell import Cell
 from .grid import implementation
 from .inputs import config_of
-from .numerics import RAGGED_TOLERANCE, TOLERANCES, rel_err
+from .numerics import rel_err, tolerance
 from .program import MIB, compile_
 
 BLOCK = 4096
@@ -49,8 +49,12 @@ def _serve(words: dict) -> None:
     first = params if cell.op == "forward" else moe.init_state(params)
     compiled, sizes, flops, seconds = compile_(cell, (first, x))
     error = _wrong(cell, params, x, config) if words["check"] else None
-    if error is not None and not error <= _limit(cell):
-        _say({"error": f"{cell.id}: rel_err_out={error:.2e} of sampled tokens is over {_limit(cell):.1e}"})
+    if error is not None and not error <= tolerance(cell).out:
+        _say(
+            {
+                "error": f"{cell.id}: rel_err_out={error:.2e} of sampled tokens is over {tolerance(cell).out:.1e}"
+            }
+        )
         return
     names = {"temp": "temp", "argument": "arg", "output": "out", "alias": "alias"}
     _say(
@@ -81,12 +85,6 @@ def _wrong(cell: Cell, params: moe.Params, x: jax.Array, config: moe.Config) -> 
     return rel_err(
         y, moe.apply(as_float32, x[sample].astype(jnp.float32), config, impl="dense:auto:sorted").y
     )
-
-
-def _limit(cell: Cell) -> float:
-    return (
-        RAGGED_TOLERANCE if "ragged" in cell.impl and cell.dtype == "float32" else TOLERANCES[cell.dtype]
-    ).out
 
 
 def _die_first() -> None:

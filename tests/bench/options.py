@@ -75,7 +75,7 @@ def add(parser: pytest.Parser) -> None:
     option("--grid", action=Once, help="smoke, default or published (default: default)")
     for name in (*TEXTS, *INTEGERS, "skew", *SINGLE):
         many = "" if name in SINGLE else ", separated by commas"
-        option(f"--{name.replace('_', '-')}", action=Once, dest=f"bench_{name}", help=HELP[name] + many)
+        option(_flag(name), action=Once, dest=f"bench_{name}", help=HELP[name] + many)
     option(
         "--no-check",
         action="store_true",

@@ -15,6 +15,7 @@ from _pytest.runner import runtestprotocol
 from . import options, pin
 from .cell import SUITES
 from .errors import BaselineError, BenchError, NoBaseline
+from .gate.verdict import FAILING
 from .progress import Progress
 
 FOLDER = Path(__file__).parent
@@ -115,8 +116,6 @@ def pytest_configure(config: pytest.Config) -> None:
         if cells.measuring:
             cells.cores = pin.pin(run.cores)
         start(cells)
-    except BaselineError as fault:
-        raise pytest.UsageError(str(fault)) from fault
     except BenchError as fault:
         raise pytest.UsageError(str(fault)) from fault
 
@@ -303,7 +302,7 @@ def conclude(session: pytest.Session, cells: Cells) -> None:
     failing = cells.options.gate in ("on", "strict")
     for item, reports in cells.held:
         judged = by_id.pop(cells.ids[item.nodeid], None)
-        if failing and judged is not None and judged.status in ("regressed", "missing"):
+        if failing and judged is not None and judged.status in FAILING:
             fail(reports, judged)
         log(item, reports)
     cells.held.clear()
@@ -350,7 +349,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def _failures_of_the_gate(cells: Cells) -> int:
     if cells.verdict is None:
         return 0
-    return cells.verdict.count("regressed") + cells.verdict.count("missing")
+    return sum(map(cells.verdict.count, FAILING))
 
 
 def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_json: dict[str, Any]) -> None:

@@ -53,9 +53,12 @@ class Program:
 def function(cell: Cell) -> tuple[Callable[..., Any], tuple[int, ...]]:
     """The function, forward `(params, x) -> y` or else the train step, and which arguments it is donated."""
     impl, config = implementation(cell.impl), config_of(cell)
+
+    def layer(params: moe.Params, x: jax.Array) -> jax.Array:
+        return impl.apply(params, x, config, **cell.tuning)[0]
+
     if cell.op == "forward":
-        return (lambda params, x: impl.apply(params, x, config, **cell.tuning)[0]), ()
-    layer = lambda params, x: impl.apply(params, x, config, **cell.tuning)[0]  # noqa: E731
+        return layer, ()
     return step_of(layer, default_optimizer()), (0,) if cell.op == "train_step_donated" else ()
 
 

@@ -4,9 +4,10 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from .deterministic import LIMITS
 from .verdict import CellVerdict
 
-METRICS = ("temp_bytes", "argument_bytes", "output_bytes", "alias_bytes", "flops")
+METRICS = tuple(LIMITS)
 """Figures that a record must keep once its baseline had them."""
 
 
