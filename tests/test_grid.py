@@ -1,5 +1,6 @@
 """The grids: what they hold, by name and by count, how options change them, and what is refused."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -176,7 +177,7 @@ def test_published_holds_all_that_a_published_configuration_implies(published, r
     lists: dict[str, Any] = {
         name: tuple(config[name]) for name in grid.PLURAL if config.get(name) is not None
     }
-    single = {name: config[name] for name in grid.SINGLE if name in config}
+    single = {name: config[name] for name in options.SINGLE if name in config}
     source = Source(**lists, **single, rejected=run == "cpu_chunk_v2")
     implied = {cell.id for cell in grid._cells(source) if grid._skip(cell, source, "cpu") is None}
     assert implied == {i for i, entry in published.records.items() if entry["extra_info"]["run"] == run}
@@ -212,8 +213,9 @@ def test_every_published_option_is_an_option_with_the_published_default():
         *("slab_elems", "check"),
     }
     # `check` is the option --no-check, and `device` chooses the backend; the rest is the grid's.
-    assert set(seen) - {"device", "check"} <= {*grid.PLURAL, *grid.SINGLE}
-    assert {*options.TEXTS, *options.INTEGERS, "skew", *options.SINGLE} == {*grid.PLURAL, *grid.SINGLE}
+    assert set(seen) - {"device", "check"} <= {*grid.PLURAL, *options.SINGLE}
+    assert {*options.TEXTS, *options.INTEGERS, "skew"} == set(grid.PLURAL)
+    assert {*grid.PLURAL, *options.SINGLE} <= {field.name for field in dataclasses.fields(Source)}
     fixed = (
         "d_model",
         "d_hidden",

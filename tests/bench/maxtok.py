@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .record import SCHEMA
 
 RUNS = 3
 """Timed runs of the largest size: each takes seconds to minutes."""
+LAST_LINES = 12
+"""Of what a failed child said, in the error."""
 CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -137,13 +140,24 @@ class Child:
     """A process that holds one cell; it says `ready` with its facts, then runs once for each line it reads."""
 
     def __init__(self, cell: Cell, checked: bool) -> None:
-        words = json.dumps({"cell": dataclasses.asdict(cell), "check": checked})
-        command = [sys.executable, "-m", f"{__package__}.maxtok_child", words]
         root = Path(__file__).resolve().parents[__package__.count(".") + 1]
+        pipe = subprocess.PIPE
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the child)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, bufsize=1
+            self._command(cell, checked),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._errors,
+            text=True,
+            cwd=root,
+            bufsize=1,
         )
         self.facts: dict[str, Any] = {}
+
+    @staticmethod
+    def _command(cell: Cell, checked: bool) -> list[str]:
+        words = json.dumps({"cell": dataclasses.asdict(cell), "check": checked})
+        return [sys.executable, "-m", f"{__package__}.maxtok_child", words]
 
     def __enter__(self) -> "Child":
         return self
@@ -151,7 +165,7 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
             if pipe:
                 pipe.close()
 
@@ -191,4 +205,6 @@ class Child:
         # A signal: the system's killer, or the abort of a library whose allocation failed.
         if line or code < 0:
             raise Killed
-        raise ChildProcessError(f"the process of the cell ended with {code}; its own error is above")
+        self._errors.seek(0)
+        said = "".join(self._errors.readlines()[-LAST_LINES:])
+        raise ChildProcessError(f"the process of the cell ended with {code}; it said last:\n{said}")

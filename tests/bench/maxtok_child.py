@@ -5,6 +5,7 @@ Speaks JSON lines: its facts once it is ready (or an error), then one line for e
 
 import contextlib
 import dataclasses
+import errno
 import json
 import sys
 from pathlib import Path
@@ -24,14 +25,16 @@ from .program import MIB, compile_
 BLOCK = 4096
 """Tokens are drawn in a block of this many and repeated: the cost is the same, the memory for drawing is not."""
 SAMPLE = 256
+NO_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread")
 
 
 def main() -> None:
     """Serve one cell on standard input and output; an allocation that fails is said, other errors are raised."""
     try:
         _serve(json.loads(sys.argv[1]))
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+    except (MemoryError, OSError, RuntimeError) as error:  # JAX's own is a RuntimeError
+        full = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if not full and not any(words in str(error) for words in NO_MEMORY):
             raise
         _say({"out_of_memory": str(error)})
 
