@@ -91,6 +91,12 @@ def record(document, identity):
     return next(e["extra_info"] for e in document["benchmarks"] if e["extra_info"]["id"] == identity)
 
 
+def test_groups_stay_in_one_worker(request):
+    """What parallel tests share is computed once; pytest-xdist tells its scheduler by the name."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@bench_run")
+
+
 # A run without a comparison
 
 

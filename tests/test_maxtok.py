@@ -1,6 +1,7 @@
 """Suite maxtok: what fits by its bytes, and what becomes of a child that runs out of memory."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -9,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
-from tests.bench import grid, maxtok
+from tests.bench import grid, maxtok, maxtok_child
 from tests.bench.errors import EnvironmentFault
 from tests.bench.program import Bytes
 from tests.running import Runner
@@ -211,6 +213,28 @@ def test_disabled_benchmark_starts_the_child_and_times_nothing(script):
     started = script({256: FINE})
     record, stats, _ = measured(entry(), disabled=True)
     assert (record, stats, started) == (None, [], [256])
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (RuntimeError("can't start new thread"), True),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4294967296 bytes."), True),
+        # What JAX 0.10.2 says when the failing call was dispatched and a later one waits for it.
+        (
+            jax.errors.JaxRuntimeError(
+                "INTERNAL: Error dispatching computation: Out of memory allocating 8589934592 bytes."
+            ),
+            True,
+        ),
+        (jax.errors.JaxRuntimeError("INTERNAL: something else"), False),
+    ],
+)
+def test_which_errors_are_a_lack_of_memory(error, full):
+    assert maxtok_child.out_of_memory(error) is full
 
 
 # Real children

@@ -19,6 +19,7 @@ import pytest
 import moe
 from moe.registry import IMPLEMENTATIONS
 from moe.router import route
+from tests import layers
 from tests.bench import (
     anchor,
     baseline,
@@ -34,7 +35,8 @@ from tests.bench import (
 )
 from tests.bench.cell import Cell
 from tests.bench.errors import EnvironmentFault
-from tests.bench.grid import CHUNKED, DENSE
+from tests.bench.grid import CAPACITY, CHUNKED, DENSE
+from tests.bench.inputs import make_inputs
 from tests.timing import Clock, fixture
 
 pytestmark = pytest.mark.xdist_group("measure")
@@ -296,6 +298,17 @@ def test_wrong_cell_is_never_timed(install, monkeypatch, change, said):
     assert said in str(caught.value)
     assert tiny().id in str(caught.value)
     assert stats == []
+
+
+@pytest.mark.parametrize(("skew", "drops"), [(0.9, True), (0.0, False)])
+def test_reference_of_capacity_is_dense_without_what_is_dropped(skew, drops):
+    cell = tiny(impl=CAPACITY, top_k=2, skew=skew) if drops else tiny(impl=CAPACITY, experts=1, top_k=1)
+    inputs, ref = make_inputs(cell), numerics.reference(cell)
+    expected = layers.reference(CAPACITY, inputs.params, inputs.x, inputs.config)
+    assert (ref.dropped > 0) is drops
+    assert ref.dropped == expected.dropped
+    as_ran = layers.Ran(ref.y, ref.counts, ref.dropped, ref.grad_params, ref.grad_x)
+    layers.assert_equal(as_ran, expected, numerics.TOLERANCES["float32"])
 
 
 def test_retracing_is_reported(install):

@@ -25,18 +25,23 @@ from .program import MIB, compile_
 BLOCK = 4096
 """Tokens are drawn in a block of this many and repeated: the cost is the same, the memory for drawing is not."""
 SAMPLE = 256
-NO_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread")
+NO_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "can't start new thread")
 
 
 def main() -> None:
     """Serve one cell on standard input and output; an allocation that fails is said, other errors are raised."""
     try:
         _serve(json.loads(sys.argv[1]))
-    except (MemoryError, OSError, RuntimeError) as error:  # JAX's own is a RuntimeError
-        full = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-        if not full and not any(words in str(error) for words in NO_MEMORY):
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
         _say({"out_of_memory": str(error)})
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether it says so; JAX's runtime error is INTERNAL where the allocation fails behind an earlier call."""
+    full = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return full or any(words in str(error) for words in NO_MEMORY)
 
 
 def _serve(words: dict) -> None:

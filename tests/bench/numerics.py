@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe.capacity import kept, slots
+from moe.config import Config
 from moe.dense import weighted_experts
-from moe.router import route
+from moe.router import count, route
 
 from .cell import Cell
 from .grid import RAGGED, implementation
@@ -109,20 +110,46 @@ def _result(layer: Any, inputs: Inputs) -> Result:
 @functools.lru_cache(maxsize=2)
 def _reference(key: tuple, with_capacity: bool) -> Result:
     inputs = make_inputs(_as_cell(key))
+    params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (inputs.params, inputs.x))
     config = inputs.config
-    size = slots(inputs.x.shape[0], config)
 
-    def dense(params, x):
-        routing = route(params.router, x, config)
-        if with_capacity:
-            fits = kept(routing.experts, size, config.experts)
+    def masked(fits):
+        def layer(params, x):
+            routing = route(params.router, x, config)
+            counts = count(routing.experts, config.experts)
             routing = routing._replace(weights=jnp.where(fits, routing.weights, 0))
-        counts = jnp.bincount(routing.experts.reshape(-1), length=config.experts)
-        dropped = jnp.sum(jnp.maximum(counts - size, 0)) if with_capacity else 0
-        return weighted_experts(params, x, routing), counts, dropped
+            return weighted_experts(params, x, routing), counts, 0
 
-    as_float32 = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (inputs.params, inputs.x))
-    return _result(dense, Inputs(as_float32[0], as_float32[1], config))
+        return layer
+
+    if not with_capacity:
+        return _result(masked(True), Inputs(params, x, config))
+    whole, fits = _reference(key, False), _fits(params.router, x, config)
+    lost = np.flatnonzero(~fits.all(axis=1))
+    if not lost.size:
+        return whole
+    # Loss and gradients are sums over tokens, so only those that lose an expert are computed again.
+    part = Inputs(params, x[lost], config)
+    before, after = _result(masked(True), part), _result(masked(fits[lost]), part)
+    share = len(lost) / len(x)
+    return dataclasses.replace(
+        whole,
+        y=whole.y.at[lost].set(after.y),
+        grad_params=jax.tree.map(
+            lambda all_, was, now: all_ + share * (now - was),
+            *(whole.grad_params, before.grad_params, after.grad_params),
+        ),
+        grad_x=whole.grad_x.at[lost].set(share * after.grad_x),
+        dropped=int(np.count_nonzero(~fits)),
+    )
+
+
+def _fits(router: jax.Array, x: jax.Array, config: Config) -> np.ndarray:
+    """Which assignments (T, k) get a slot."""
+    size = slots(x.shape[0], config)
+    return np.asarray(
+        jax.jit(lambda r, x: kept(route(r, x, config).experts, size, config.experts))(router, x)
+    )
 
 
 def _as_cell(key: tuple) -> Cell:
