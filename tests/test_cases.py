@@ -361,7 +361,7 @@ def test_loop_slices(impl, op, dtype):
     layer = functools.partial(moe.apply, config=config, impl=impl)
     function = layer if op == "forward" else functools.partial(layers.gradients, layer)
     # Compiled only, so that a value for each token or assignment is a large buffer.
-    text = jax.jit(function).lower(*abstract(config, 65536, dtype)).compile(layers.QUICK).as_text()
+    text = jax.jit(function).lower(*abstract(config, 65536, dtype)).compile().as_text()
     assert any(one.buffer_bytes > LARGE_BUFFER for one in updates_in_loops(text))
     assert not small_updates(text)
 
@@ -487,7 +487,7 @@ def test_temp_by_experts(impl, op):
         config = moe.Config(128, 256, experts, top_k=2)
         layer = functools.partial(moe.apply, config=config, impl=impl)
         function = layer if op == "forward" else functools.partial(layers.gradients, layer)
-        compiled = jax.jit(function).lower(*abstract(config, 4096, "float32")).compile(layers.QUICK)
+        compiled = jax.jit(function).lower(*abstract(config, 4096, "float32")).compile()
         temps[experts] = compiled.memory_analysis().temp_size_in_bytes
     assert temps[64] < 2 * temps[8]
 
@@ -633,7 +633,7 @@ def test_donation(impl, dtype):
     x = layers.tokens_of(config, 12, dtype=dtype)
     state, step = moe.init_state(params), moe.train_step(config, impl=impl, **tuned(impl))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    compiled = step.lower(state, x).compile(layers.QUICK)
+    compiled = step.lower(state, x).compile()
     assert compiled.memory_analysis().alias_size_in_bytes >= 3 * size
     buffers = jax.tree.leaves(state)
     stepped, loss = compiled(state, x)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import moe
+from tests import layers
 
 CONFIG = moe.Config(d_model=6, d_hidden=10, experts=4, top_k=2)
-PARAMS = moe.init(jax.random.key(0), CONFIG)
+PARAMS = jax.tree.map(jnp.asarray, layers.parameters(CONFIG))
 X = jnp.ones((3, 6))
 SIZES = ("d_model", "d_hidden", "experts", "top_k")
 CHUNKED, BLOCKED = "dropless:chunked:sorted", "dropless:blocked:sorted"
@@ -119,7 +120,7 @@ def test_x_and_params_of_numpy_are_taken(implementation):
     ids=str,
 )
 def test_params_are_of_another_config(changes, leaf):
-    params = moe.init(jax.random.key(0), config(**changes))
+    params = layers.parameters(config(**changes))
     with refused(ValueError, f"params.{leaf} has shape", "needs", "another config", "moe.init"):
         moe.apply(params, X, CONFIG)
 
