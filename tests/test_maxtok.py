@@ -263,7 +263,7 @@ def test_real_child_says_its_facts_runs_and_is_killed():
 def test_real_child_under_a_memory_limit_is_a_result(monkeypatch):
     """8 GiB of x do not fit in 2 GiB more of address space than 64 tokens take."""
     start = maxtok.Child.__init__
-    found = entry(start=64, stop=2**22, d_model=512, d_hidden=8)
+    found = entry(start=64, stop=2**22, d_model=512, d_hidden=64)
     with maxtok.Child(with_tokens(found, 64), True) as child:
         assert child.start()
         limit = address_space(child._process.pid) + 2 * 2**30
