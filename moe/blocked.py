@@ -23,7 +23,7 @@ def blocked(
     """Dropless with one fixed block size. The expert's matrices are read once, not gathered for each block.
 
     Args:
-        block_m: rows of a block; None is 64, as published.
+        block_m: rows of a block (40 at least are taken); None is 64, as published.
         slab_elems: most hidden elements in flight; lowers the block. None sets no limit of its own.
     """
     size = BLOCK_M if block_m is None else positive("block_m", block_m)

@@ -43,7 +43,7 @@ def capacity(params: Params, x: Float[Array, "T d"], config: Config) -> tuple[Fl
     routing = route(params.router, x, config)
     sorted_rows = dispatch(routing, config.experts)
     counts = sorted_rows.counts
-    dropped = jnp.sum(jnp.maximum(counts - size, 0))
+    dropped = jnp.sum(jnp.maximum(counts - size, 0), dtype=jnp.int32)
     if tokens == 0:
         return x, Aux(counts, dropped)
 

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 from moe.config import Config, positive
 from moe.dispatch import dispatch
 from moe.experts import Params
-from moe.grouped import feed_forward, ladder
+from moe.grouped import FEWEST_ROWS, feed_forward, ladder
 from moe.router import Aux, route
 
 
@@ -25,9 +25,11 @@ def takes_whole(tokens: int, config: Config) -> bool:
 
 def rows_in_slab(slab_elems: int, config: Config) -> int:
     """Most rows whose hidden values (rows x d_hidden) fit in `slab_elems` elements."""
-    if positive("slab_elems", slab_elems) < config.d_hidden:
+    least = FEWEST_ROWS * config.d_hidden
+    if positive("slab_elems", slab_elems) < least:
         raise ValueError(
-            f"slab_elems={slab_elems} does not hold one row of d_hidden={config.d_hidden}; give at least that"
+            f"slab_elems={slab_elems} does not hold the smallest piece, {FEWEST_ROWS} rows of "
+            f"d_hidden={config.d_hidden}; give at least {least}"
         )
     return slab_elems // config.d_hidden
 
@@ -42,8 +44,8 @@ def chunked(
     """Dropless, in memory that does not depend on the number of tokens beyond input, output and indices.
 
     Args:
-        chunk: largest piece in rows; None is `automatic_chunk`, and the whole hidden dimension at once where
-            `takes_whole` says so.
+        chunk: largest piece in rows (40 at least are taken); None is `automatic_chunk`, and the whole hidden
+            dimension at once where `takes_whole` says so.
         slab_elems: most hidden elements in flight; lowers the chunk. None sets no limit of its own.
     """
     largest = automatic_chunk(x.shape[0], config) if chunk is None else positive("chunk", chunk)

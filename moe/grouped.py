@@ -22,7 +22,7 @@ from moe.experts import Params, matmul, swiglu
 # once.
 WINDOW = 128
 # XLA's CPU matmul sums products of up to 32 rows in another order, which alone moves a float32 result by
-# 7e-7; smaller pieces are padded to this many rows, so that every piece rounds as dense does.
+# 7e-7; no piece is smaller than this, so that every one rounds as dense does.
 FEWEST_ROWS = 40
 
 Carry = TypeVar("Carry")
@@ -78,7 +78,7 @@ def for_each_piece(
     body: Callable[[int, Int32[Array, ""], Int32[Array, ""], Carry], Carry],
     carry: Carry,
 ) -> Carry:
-    """Run `body(rows, first, left, carry)` over the pieces of one expert, largest first.
+    """Run `body(rows, first, left, carry)` over the pieces of one expert, largest first; none under FEWEST_ROWS.
 
     A size is taken while three quarters of it would be filled, the smallest while a row is left: one loop for
     each size instead of a switch inside one loop, which copies the carried totals on JAX 0.10.
@@ -86,6 +86,7 @@ def for_each_piece(
     if rows.assignments.shape[0] == 0:  # no row of x to gather from
         return carry
     start, count = rows.starts[expert], rows.counts[expert]
+    sizes = tuple(sorted({max(size, FEWEST_ROWS) for size in sizes}))
     state = (jnp.int32(0), carry)
     for size in reversed(sizes):
         least = 1 if size == sizes[0] else -(-3 * size // 4)
@@ -96,7 +97,7 @@ def for_each_piece(
         def step(state: tuple[Int32[Array, ""], Carry], size: int = size) -> tuple[Int32[Array, ""], Carry]:
             done, carry = state
             left = jnp.minimum(count - done, size)
-            return done + size, body(max(size, FEWEST_ROWS), start + done, left, carry)
+            return done + size, body(size, start + done, left, carry)
 
         state = jax.lax.while_loop(more, step, state)
     return state[1]
@@ -213,7 +214,9 @@ def _backward(
             hidden, pull = jax.vjp(swiglu, matmul(inputs, gate), matmul(inputs, up))
             # <hidden @ down, dy> = <hidden, dy @ down.T>: the output itself is not needed again.
             unweighted = matmul(cotangent, down.T)
-            dweight = jnp.sum(hidden * unweighted, axis=1)
+            # The window reaches into the next experts' rows: padding adds nothing, whatever this expert holds.
+            valid = piece.tokens < x.shape[0]
+            dweight = jnp.where(valid, jnp.sum(hidden * unweighted, axis=1), 0)
             dgated, dupped = (part.astype(x.dtype) for part in pull(piece.weights[:, None] * unweighted))
             weighted = (piece.weights[:, None] * hidden).astype(x.dtype)
             window = jax.lax.dynamic_slice_in_dim(dweights, first, max(size, WINDOW))

@@ -178,10 +178,10 @@ def test_tuning_value_is_not_positive(implementation, name, value):
 
 
 @pytest.mark.parametrize("implementation", [CHUNKED, BLOCKED])
-def test_slab_does_not_hold_one_row(implementation):
-    with refused(ValueError, "slab_elems=9", "d_hidden=10", "at least"):
-        moe.apply(PARAMS, X, CONFIG, impl=implementation, slab_elems=9)
-    assert traced(X, impl=implementation, slab_elems=10).shape == X.shape
+def test_slab_does_not_hold_the_smallest_piece(implementation):
+    with refused(ValueError, "slab_elems=399", "40 rows of d_hidden=10", "at least 400"):
+        moe.apply(PARAMS, X, CONFIG, impl=implementation, slab_elems=399)
+    assert traced(X, impl=implementation, slab_elems=400).shape == X.shape
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import moe
 
 from .cell import Cell
+from .errors import GridError
 
 MARGIN = 0.5
 """By how much the logit of expert 0 leads on a skewed token; a bfloat16 rounding of x does not undo it."""
@@ -61,6 +62,11 @@ def skewed(x: np.ndarray, router: np.ndarray, skew: float, rng: np.random.Genera
     chosen = rng.permutation(len(x))[: round(skew * len(x))]
     column = router[:, 0]
     gain = column @ column - column @ router[:, 1:]
+    if not (gain > 0).all():
+        raise GridError(
+            f"skew={skew} cannot be reached: another expert's router column leads along expert 0's; take more "
+            "d_model or fewer experts"
+        )
     logits = x[chosen] @ router
     lead = np.max((logits[:, 1:] - logits[:, :1] + MARGIN) / gain, axis=1)
     x[chosen] += np.maximum(lead, 0)[:, None] * column
