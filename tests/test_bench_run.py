@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.bench import baseline, recording
+from tests.bench import baseline, recording, store
 from tests.bench.__main__ import main
 from tests.running import CHUNKED, DENSE, DONATED, ROOT, SKIPPED, SWEPT, Runner, cases
+from tests.stores import seal
 
 pytestmark = pytest.mark.xdist_group("bench_run")  # One worker: the runs share a first one.
 MEASURED = {DENSE, CHUNKED, DONATED, SWEPT}
@@ -59,7 +60,7 @@ def runner(tmp_path_factory):
 def first(runner):
     """A first run of the whole grid, with all that can be asked of one at once."""
     hooks = ("--benchmark-json=first.json", "--benchmark-histogram=box", "--benchmark-autosave")
-    return runner.pytest(*hooks, "--junitxml=first.xml", "-rs")
+    return runner.pytest(*hooks, "--junitxml=first.xml", "--save-programs=programs", "-rs")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,9 @@ def document(runner, first):
 @pytest.fixture(scope="module")
 def compared(runner, document):
     """The words that compare a run with the first one."""
-    baseline.save(runner.store, document, "tiny")
+    programs = {path.stem: path.read_bytes() for path in (runner.folder / "programs").glob("*.bin")}
+    assert len(programs) == len(MEASURED)
+    store.save(runner.store, document, "tiny", programs, {"reason": "a first one"})
     return ("--baselines", str(runner.store), "--benchmark-compare")
 
 
@@ -83,7 +86,9 @@ def store_of(runner, name, document, grid="tiny"):
 def store_text(runner, name, text, environment, grid="tiny"):
     folder = runner.folder / name / f"{environment['backend']}-jax{environment['jax']}"
     folder.mkdir(parents=True)
+    shutil.copytree(runner.folder / "programs", folder / "programs")
     (folder / f"0001_{grid}.json").write_text(text)
+    seal(folder)
     return ("--baselines", str(folder.parent), "--benchmark-compare")
 
 
@@ -163,7 +168,7 @@ def test_second_run_equals_the_first_from_a_subdirectory(runner, compared, docum
         JAX_ENABLE_COMPILATION_CACHE="false",
     )
     assert again.code == 0, again.text
-    assert "verdict: 1 skipped, 4 unchanged; 4 compared (bytes and flops)" in again.text
+    assert "verdict: 1 skipped, 4 unchanged; 4 compared" in again.text
     assert "PARTIAL" not in again.text
     second = json.loads((runner.folder / "second.json").read_text())
     exact = ("temp_bytes", "argument_bytes", "output_bytes", "alias_bytes", "flops")
@@ -175,14 +180,16 @@ def test_second_run_equals_the_first_from_a_subdirectory(runner, compared, docum
     assert len(re.findall(r"\(cpu-jax[\d.]+/0001_tiny\)", again.text)) == 4
     assert len(list((runner.folder / "mine").glob("*/*.json"))) == 1
     assert sorted(baseline.ROOT.rglob("*")) == before
-    assert [path.name for path in runner.store.glob("*/*")] == ["0001_tiny.json"]
+    assert [path.name for path in runner.store.glob("*/*.json")] == ["0001_tiny.json"]
 
 
 @pytest.fixture(scope="module")
 def regressed(runner, document):
     """The first run, but one cell took a tenth less memory."""
     edited = copy.deepcopy(document)
-    record(edited, DONATED)["temp_bytes"] = round(record(document, DONATED)["temp_bytes"] * 0.9)
+    # Without its program: with it, other figures of the same program would be the compiler's doing.
+    figures = {"temp_bytes": round(record(document, DONATED)["temp_bytes"] * 0.9), "program": None}
+    record(edited, DONATED).update(figures)
     return store_of(runner, "regressed", edited)
 
 
@@ -370,7 +377,7 @@ def test_wrong_cells_fail_and_are_not_stored(runner, compared, regressed):
     run = runner.pytest("-p", wrong, *regressed, "--benchmark-json=wrong.json")
     assert run.code == 1, run.text
     assert "3 failed, 1 passed, 1 skipped" in run.text
-    assert re.search(r"WrongNumerics: dropless:chunked:.*: rel_err_out=1\.00e-03 is over 5\.0e-07", run.text)
+    assert re.search(r"dropless:chunked:.*: rel_err_out=1\.00e-03 is over 5\.0e-07", run.text)
     assert "verdict: 3 wrong, 1 skipped, 1 unchanged" in run.text
     stored = json.loads((runner.folder / "wrong.json").read_text())
     assert [entry["extra_info"]["id"] for entry in stored["benchmarks"]] == [DENSE]
@@ -411,7 +418,7 @@ def test_parallel_run_checks_the_numbers_only(batch):
 
 def refused(capsys, *words):
     """What the verb `baseline` says as it refuses, with its exit code."""
-    code = main(["baseline", "--grid", "tiny", *map(str, words)])
+    code = main(["baseline", "--grid", "tiny", "--allow-dirty", *map(str, words)])
     out, err = capsys.readouterr()
     assert out == ""
     return code, err
@@ -433,7 +440,8 @@ def test_baseline_refuses_before_it_runs(tmp_path, capsys, monkeypatch):
 def test_baseline_refuses_a_failed_or_partial_run(tmp_path, capsys, monkeypatch, document, code, partial):
     def run(command, **_):
         edited = copy.deepcopy(document)
-        edited["moe_bench"]["partial"] = partial
+        if partial:
+            del edited["benchmarks"][0]
         report = next(word for word in command if word.startswith("--benchmark-json="))
         Path(report.partition("=")[2]).write_text(json.dumps(edited))
         return SimpleNamespace(returncode=code)
@@ -442,11 +450,11 @@ def test_baseline_refuses_a_failed_or_partial_run(tmp_path, capsys, monkeypatch,
     ended, said = refused(capsys, "--baselines", tmp_path, "--reason", "why")
     assert ended == (code or 2)
     assert ("the run was partial" if partial else f"not recorded: the run ended with {code}") in said
-    assert not list(tmp_path.glob("*/*"))
+    assert [path.name for path in tmp_path.glob("*/*")] == [".lock"]
 
 
 def test_baseline_records(runner, document):
-    store = runner.folder / "recorded"
+    recorded = runner.folder / "recorded"
     addopts = f"-p tinygrid --bench-seconds 0.05 -o cache_dir={runner.folder / 'cache'}"
     verb = (
         "-m",
@@ -456,16 +464,23 @@ def test_baseline_records(runner, document):
         "tiny",
         "--reason",
         "a first one",
+        "--allow-dirty",
         "--baselines",
-        str(store),
+        str(recorded),
     )
     run = runner.python(*verb, PYTEST_ADDOPTS=addopts)
     assert run.code == 0, run.text
-    found = baseline.find(store, document["moe_bench"]["environment"], "tiny")
+    found = baseline.find(recorded, document["moe_bench"]["environment"], "tiny")
     assert f"recorded {found.path}" in run.text
     assert set(found.records) == MEASURED
     assert set(found.skipped) == {SKIPPED}
     assert json.loads(found.path.read_text())["moe_bench"]["reason"] == "a first one"
+    (told,) = found.history
+    assert (told["reason"], told["file"], told["grid"]) == ("a first one", "0001_tiny.json", "tiny")
+    assert told["environment"]["jax"] == found.environment["jax"]
+    for entry in found.records.values():
+        assert entry["extra_info"]["program"] == entry["extra_info"]["accepted"]
+        assert found.program_path(entry["extra_info"]["program"]).is_file()
 
 
 # A sixth implementation

@@ -8,30 +8,11 @@ import pytest
 
 from tests.bench import baseline
 from tests.bench.gate import deterministic, integrity
-from tests.bench.gate.judge import judge
-from tests.bench.gate.verdict import FAILING, WORST_FIRST, CellVerdict, Verdict
-from tests.bench.report import lines, summary
+from tests.bench.gate.judge import Run, judge
+from tests.bench.gate.verdict import FAILING, WORST_FIRST
+from tests.verdicts import record, verdict_of
 
 GIB = 2**30
-FIGURES = {
-    "temp_bytes": 10_000_000,
-    "argument_bytes": 50_000_000,
-    "output_bytes": 2_000_000,
-    "alias_bytes": 1_000_000,
-    "flops": 5_000_000.0,
-}
-
-
-def record(**changes):
-    cell = {
-        "suite": "layer",
-        "routing": "dropless",
-        "impl": "chunked",
-        "dispatch": "sorted",
-        "dtype": "float32",
-    }
-    shape = {"tokens": 1024, "experts": 8, "top_k": 2, "skew": 0.0, "op": "forward"}
-    return cell | shape | {"xla_temp_mb": 9.5, "median_ms": 30.0, "gemm_fraction": 0.8} | FIGURES | changes
 
 
 def stored(skipped=None, **records):
@@ -41,7 +22,7 @@ def stored(skipped=None, **records):
 
 def judged(before, today, *, declared=None, skipped=None, wrong=(), partial=False, **more):
     declared = [*today, *(skipped or {}), *wrong] if declared is None else declared
-    return judge(before, declared, today, skipped or {}, wrong, partial, **more)
+    return judge(before, Run(declared, today, skipped or {}, wrong, partial, **more))
 
 
 def one(before, today):
@@ -105,10 +86,6 @@ def test_reason_names_both_figures_and_the_limit():
 def test_worse_and_better_at_once_is_regressed():
     status, reasons, code = one(record(), record(temp_bytes=20_000_000, flops=1e6))
     assert (status, len(reasons), code) == ("regressed", 2, 10)
-
-
-def test_metrics_of_both_tiers_are_the_same():
-    assert set(deterministic.LIMITS) == set(integrity.METRICS)
 
 
 # Metrics that vanish
@@ -221,12 +198,6 @@ def test_partial_run_compares_what_it_ran():
 # Exit codes
 
 
-def verdict_of(*found, partial=False, faults=()):
-    return Verdict(
-        tuple(CellVerdict(f"cell{n}", status) for n, status in enumerate(found)), "b", partial, faults
-    )
-
-
 @pytest.mark.parametrize(
     ("verdict", "plain", "strict"),
     [
@@ -255,29 +226,6 @@ def test_judging_changes_no_record():
     copies = copy.deepcopy((before, today))
     judged(before, today)
     assert (before, today) == copies
-
-
-# Text
-
-
-def test_report_tells_the_worst_first_and_what_to_do():
-    before = stored(good=record(), bad=record(), better=record(), gone=record())
-    today = {"good": record(), "better": record(temp_bytes=5_000_000), "bad": record(temp_bytes=2**25)}
-    text = "\n".join(lines(judged(before, today)))
-    assert "compared with baselines/cpu-jax0/0001_default.json" in text
-    order = [text.index(status) for status in ("missing", "regressed", "improved", "unchanged")]
-    assert order == sorted(order)
-    assert "temp_bytes 10,000,000 -> 33,554,432 (+235.5%)" in text
-    assert "verdict: 1 missing, 1 regressed, 1 improved, 1 unchanged; 3 compared (bytes and flops)" in text
-    assert 'accept it: tox run -e baseline -- --reason "..."' in text
-
-
-def test_summary_tells_an_improvement_and_a_partial_run():
-    said = "\n".join(summary(judged(stored(a=record()), {"a": record(flops=1.0)}, partial=True)))
-    assert "improved: keep it as the new bar" in said
-    assert "PARTIAL" in said
-    assert "accept it" not in said
-    assert "integrity: damaged" in "\n".join(summary(verdict_of("unchanged", faults=("damaged",))))
 
 
 def test_every_status_has_its_place():

@@ -71,7 +71,7 @@ def test_more_tokens_need_more_bytes(needs):
 def test_fitting_stops_at_the_budget(needs, monkeypatch):
     # The same programs once more: their bytes are known.
     by_size = {size: bytes_of(need) for size, need in needs.items()}
-    monkeypatch.setattr(maxtok, "compile_", lambda cell, _: (None, by_size[cell.tokens], None, 0.0))
+    monkeypatch.setattr(maxtok, "needed", lambda cell: by_size[cell.tokens])
     assert maxtok.fitting(entry(), needs[128]) == [(64, needs[64]), (128, needs[128])]
     assert maxtok.fitting(entry(), needs[128] - 1) == [(64, needs[64])]
     assert maxtok.fitting(entry(), needs[64] - 1) == []
@@ -187,7 +187,7 @@ def test_nothing_survives(script):
 
 
 def test_nothing_fits_by_its_bytes(monkeypatch):
-    monkeypatch.setattr(maxtok, "compile_", lambda *_: (None, bytes_of(2), None, 0.0))
+    monkeypatch.setattr(maxtok, "needed", lambda cell: bytes_of(2))
     monkeypatch.setattr(maxtok, "Child", lambda *_: pytest.fail("started"))
     with pytest.raises(
         maxtok.Nothing, match=r"no size from 64 tokens on fits in 0 MiB; lower --maxtok-start"

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from tests.bench import (
     published_import,
 )
 from tests.bench.cell import Cell
-from tests.bench.errors import EnvironmentFault
+from tests.bench.errors import EnvironmentFault, GridError
 from tests.bench.grid import CAPACITY, CHUNKED, DENSE
 from tests.bench.inputs import make_inputs
 from tests.timing import Clock, fixture
@@ -66,13 +66,20 @@ class Bench:
         monkeypatch.setattr(anchor, "_compiled", lambda dtype: lambda: self.spend("anchor", next(lengths)))
         call = lambda: self.spend("cell", cell_s)  # noqa: E731
         sizes = program.Bytes(temp=3 * 2**20, argument=2**20, output=2**19, alias=0)
-        compiled = program.Program(call, sizes, 7.0, 0.5)
-        monkeypatch.setattr(measure, "program", lambda cell: compiled)
+        compiled = program.Compiled(call, sizes, 7.0, 0.5)
+        ready = program.Program(call, compiled, program.Arguments([], 0), cast(Any, None))
+        monkeypatch.setattr(measure, "program", lambda cell: ready)
         self.fixture = fixture(self.clock, self.stats)
 
     def spend(self, what, seconds):
         self.clock.now += seconds
         self.events.append(what)
+
+
+def measured_record(cell, fixture, seconds, checked=True):
+    measured = measure.measure(cell, fixture, seconds, checked)
+    assert measured is not None
+    return measured.record
 
 
 @pytest.mark.parametrize(
@@ -91,8 +98,7 @@ class Bench:
 )
 def test_rounds_fit_in_the_budget(monkeypatch, cell_s, budget, rounds, inner):
     bench = Bench(monkeypatch, cell_s, itertools.repeat(2**-6))
-    record = measure.measure(tiny(), bench.fixture, budget, True)
-    assert record is not None
+    record = measured_record(tiny(), bench.fixture, budget)
     (stats,) = bench.stats
     assert (stats.stats.rounds, stats.iterations, record["inner"]) == (rounds, inner, inner)
     # Stored times are per call, whatever the repetitions.
@@ -108,8 +114,7 @@ def test_rounds_fit_in_the_budget(monkeypatch, cell_s, budget, rounds, inner):
 def test_each_round_is_paired_with_the_anchors_around_it(monkeypatch):
     # One as the anchor is made, one to warm up, then the five rounds' six.
     bench = Bench(monkeypatch, 1.0, [9.0, 9.0, 1.0, 4.0, 9.0, 16.0, 25.0, 36.0])
-    record = measure.measure(tiny(), bench.fixture, 1.0, True)
-    assert record is not None
+    record = measured_record(tiny(), bench.fixture, 1.0)
     assert len(bench.stats[0].stats.data) == 5
     paired = [2.0, 6.0, 12.0, 20.0, 30.0]
     assert record["anchor_ms"] == pytest.approx(1000 * np.median(paired))
@@ -142,7 +147,7 @@ def measured():
     """The record of a real cell, and what pytest-benchmark holds of it."""
     stats: list[Any] = []
     bench = fixture(time.perf_counter, stats)
-    return measure.measure(tiny(op="train_step_donated"), bench, 0.05, True), bench, stats
+    return measured_record(tiny(op="train_step_donated"), bench, 0.05), bench, stats
 
 
 def published():
@@ -193,28 +198,23 @@ def test_record_of_a_donated_step(measured):
 
 
 def test_forward_returns_y_alone_as_published():
-    compiled = program.program(tiny())
-    assert compiled.bytes.output == 4 * 64 * 32
-    assert compiled.bytes.argument == 4 * (32 * 4 + 3 * 4 * 32 * 48 + 64 * 32)
-    assert compiled.bytes.alias == 0
-    assert compiled.call().shape == (64, 32)
-
-
-def test_shapes_compile_to_the_same_bytes_as_arrays():
-    cell = tiny(impl=DENSE)
-    _, by_shape, flops, _ = program.compile_(cell, program.shapes(cell, cell.tokens))
-    compiled = program.program(cell)
-    assert (by_shape, flops) == (compiled.bytes, compiled.flops)
+    ready = program.program(tiny())
+    sizes = ready.compiled.bytes
+    assert sizes.output == 4 * 64 * 32
+    assert sizes.argument == 4 * (32 * 4 + 3 * 4 * 32 * 48 + 64 * 32)
+    assert sizes.alias == 0
+    (y,) = ready.call()
+    assert y.shape == (64, 32)
 
 
 def test_donated_state_is_handed_on():
     cell = tiny(op="train_step_donated")
-    compiled = program.program(cell)
+    ready = program.program(cell)
     losses, steps = [], []
     for _ in range(3):
-        state, loss = compiled.call()
+        *_, count, loss = [leaf for leaf in ready.call() if leaf.ndim == 0]
         losses.append(float(loss))
-        steps.append(int(state.opt_state[0].count))
+        steps.append(int(count))
     assert steps == [1, 2, 3]
     assert losses[0] > losses[1] > losses[2]
     # What other cells share was copied, not given away.
@@ -224,11 +224,10 @@ def test_donated_state_is_handed_on():
 
 
 def test_state_that_is_not_donated_stays():
-    compiled = program.program(tiny(op="train_step"))
-    (first, loss), (second, again) = compiled.call(), compiled.call()
-    assert float(loss) == float(again)
-    assert int(first.opt_state[0].count) == int(second.opt_state[0].count) == 1
-    assert compiled.bytes.alias == 0
+    ready = program.program(tiny(op="train_step"))
+    for first, second in zip(ready.call(), ready.call(), strict=True):
+        assert np.array_equal(first, second)
+    assert ready.compiled.bytes.alias == 0
 
 
 def test_disabled_benchmark_checks_only(monkeypatch):
@@ -244,8 +243,7 @@ def test_disabled_benchmark_checks_only(monkeypatch):
 def test_unchecked_cell_has_no_errors_in_its_record(monkeypatch):
     bench = Bench(monkeypatch, 0.1, itertools.repeat(0.01))
     monkeypatch.setattr(measure, "check", lambda cell: pytest.fail("checked"))
-    record = measure.measure(tiny(), bench.fixture, 1.0, False)
-    assert record is not None
+    record = measured_record(tiny(), bench.fixture, 1.0, checked=False)
     assert not [name for name in record if name.startswith("rel_err")]
 
 
@@ -357,6 +355,12 @@ def test_skew_at_its_ends(skew):
     params, x, config = inputs.make_inputs(cell)
     share = float(np.mean(np.asarray(route(params.router, x, config).experts) == 0))
     assert (share == 1) if skew else (share < 0.3)
+
+
+def test_skew_that_no_input_can_have_is_refused():
+    cell = tiny(experts=32, skew=1.0, d_model=4)
+    with pytest.raises(GridError, match=r"skew=1\.0 cannot be reached.*d_model"):
+        inputs.make_inputs(cell)
 
 
 def test_inputs_depend_on_the_shape_alone():

@@ -3,10 +3,13 @@
 import argparse
 import sys
 
-from . import published, recording
+from . import aa, power, published, recording, verify
 
 VERBS = {
     "baseline": (recording.add_arguments, recording.run, "record the grid as the new baseline"),
+    "verify": (verify.add_arguments, verify.run, "check every stored file against its manifest"),
+    "aa": (aa.add_arguments, aa.run, "count the gate's alarms on identical code"),
+    "power": (power.add_arguments, power.run, "count the gate's catches of injected faults"),
     "published": (published.add_arguments, published.run, "compare a run with the published results"),
     "import-published": (
         published.add_import_arguments,

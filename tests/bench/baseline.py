@@ -1,26 +1,27 @@
-"""The store of baselines: which file a run is compared with, whether it is sound, how a new one is saved.
+"""Reading the store of baselines: which file a run is compared with, and whether all of it is sound.
 
-Layout: `<root>/<backend>-jax<version>/NNNN_<grid>.json`, pytest-benchmark's own format and naming, so that
-its `list` and `compare` read the store (`pytest-benchmark --storage baselines list`). Beside the stock fields
-each file has a `moe_bench` block (schema, grid, options, environment, skipped cells), and each entry its cell
-id in `extra_info`.
+Layout of `<root>/<backend>-jax<version>/`: `NNNN_<grid>.json`, pytest-benchmark's own format and naming, so that
+its `list` and `compare` read the store (`pytest-benchmark --storage baselines list`); the programs that the
+records name, `programs/<digest>.bin`; `history.jsonl`; and `manifest.toml`, which says what of it counts. Beside
+the stock fields each record file has a `moe_bench` block (schema, grid, options, environment, skipped cells),
+and each entry its cell id in `extra_info`.
 
 Closed on failure: what is damaged is an error with its own message, never a reason to compare with an older
 file.
 """
 
-import contextlib
-import errno
+import dataclasses
 import json
 import math
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import atomic, history
 from . import environment as environments
+from . import manifest as manifests
 from .errors import BaselineError, NoBaseline
 
 SCHEMA = 1
@@ -28,12 +29,13 @@ ROOT = Path(__file__).resolve().parents[2] / "baselines"
 COMPARED_WITH = {"smoke": "default"}
 """A grid that is a subset of another is compared with that one's file, and has no file of its own."""
 
-RECORD = "record one with: tox run -e baseline"
+RECORD = 'record one with: tox run -e baseline -- --reason "..."'
 STATISTICS = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "rounds", "iterations")
 """What every stored entry must hold, as finite numbers."""
+PROGRAMS = ("program", "accepted")
+"""The fields of `extra_info` that name a stored program by its digest, or hold None."""
 
-_FILE_NAME = re.compile(r"(\d{4,})_([A-Za-z0-9_-]+)\.json")
-_GRID_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -45,41 +47,88 @@ class Baseline:
       environment: where it was recorded (`environment.describe`).
       records: cell id -> the stock pytest-benchmark entry (stats in seconds, extra_info).
       skipped: cell id -> why the recorded run skipped it.
+      history: the folder's updates, oldest first; empty for a file that was read alone.
     """
 
     path: Path
     environment: dict[str, Any]
     records: dict[str, dict[str, Any]]
     skipped: dict[str, str]
+    history: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def programs(self) -> set[str]:
+        """The digests of all programs that the records name."""
+        named = {entry["extra_info"].get(name) for entry in self.records.values() for name in PROGRAMS}
+        return named - {None}
+
+    def program_path(self, digest: str) -> Path:
+        return self.folder / manifests.program_name(digest)
 
 
 def find(root: Path, environment: dict[str, Any], grid: str) -> Baseline:
-    """Loads the newest baseline of this grid for this backend and JAX, whatever the Python version.
+    """Loads the baseline of this grid for this backend and JAX, whatever the Python version.
 
     Raises:
       NoBaseline: this backend and JAX have no baseline at all.
-      BaselineError: they have, but not of this grid, or its newest file cannot be trusted.
+      BaselineError: they have, but not of this grid, or it cannot be trusted.
     """
     name = environments.key(environment)
-    stored = _numbered(root / name)
-    if not stored:
-        raise NoBaseline(f"no baseline for {name} in {root}: there is {_existing(root)}; {RECORD}")
+    folder = root / name
+    manifest = manifests.Manifest(folder) if manifests.absent(folder) else manifests.read(folder)
+    if not manifest.grids:
+        raise NoBaseline(f"no baseline for {name} in {root}: there is {_others(root, name)}; {RECORD}")
     wanted = COMPARED_WITH.get(grid, grid)
-    of_grid = [path for _, its_grid, path in stored if its_grid == wanted]
-    if not of_grid:
-        others = ", ".join(sorted({its_grid for _, its_grid, _ in stored}))
-        raise BaselineError(f"no baseline of grid {wanted} in {root / name}: there is {others}; {RECORD}")
-    baseline = load(of_grid[-1])
-    its_name = environments.key(baseline.environment)
-    if its_name != name:
-        raise BaselineError(
-            f"{baseline.path} is for another backend or JAX, {its_name}; move it there and {RECORD}"
-        )
-    return baseline
+    if wanted not in manifest.grids:
+        others = ", ".join(sorted(manifest.grids))
+        raise BaselineError(f"no baseline of grid {wanted} in {folder}: there is {others}; {RECORD}")
+    return declared(manifest, wanted)
+
+
+def declared(manifest: manifests.Manifest, grid: str) -> Baseline:
+    """The file that the manifest declares for a grid, with the history.
+
+    Raises:
+      BaselineError: `listed` does, the file holds other cells than are declared, or the history is damaged.
+    """
+    wanted = manifest.grids[grid]
+    found = listed(manifest, wanted.file)
+    for kind, ids, its_ids in (
+        ("cells", wanted.cells, tuple(found.records)),
+        ("skipped", wanted.skipped, tuple(found.skipped)),
+    ):
+        if ids != its_ids:
+            differing = ", ".join(sorted(set(ids) ^ set(its_ids))) or "their order"
+            raise BaselineError(
+                f"{manifest.folder / manifests.FILE} has {len(ids)} {kind} of grid {grid}, {found.path.name} "
+                f"{len(its_ids)}; they differ in {differing}; {manifest.way_out}"
+            )
+    return dataclasses.replace(found, history=history.read(manifest))
+
+
+def listed(manifest: manifests.Manifest, name: str) -> Baseline:
+    """One record file that the manifest lists, after a look at every program that it names.
+
+    Raises:
+      BaselineError: the file or a program is not listed, is missing or was changed, the file fails `parse`, or
+        it was recorded on another backend or JAX.
+    """
+    path = manifest.folder / name
+    found = parse(_decoded(manifest.content(name), path, manifest.way_out), path, manifest.way_out)
+    its_name = environments.key(found.environment)
+    if its_name != manifest.folder.name:
+        raise BaselineError(f"{path} is for another backend or JAX, {its_name}; {manifest.way_out}")
+    for digest in sorted(found.programs):
+        manifest.content(manifests.program_name(digest))
+    return found
 
 
 def load(path: Path, way_out: str = RECORD) -> Baseline:
-    """Reads and checks one file; `way_out` ends each error's message.
+    """Reads and checks one file alone; `way_out` ends each error's message.
 
     Raises:
       BaselineError: the file cannot be read, is truncated or not JSON, or fails `parse`.
@@ -89,15 +138,7 @@ def load(path: Path, way_out: str = RECORD) -> Baseline:
 
 def read(path: Path, way_out: str = RECORD) -> dict[str, Any]:
     """Reads one JSON file whose top level is an object. Raises BaselineError where that fails."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BaselineError(f"{path} cannot be read ({error.strerror or error}); {way_out}") from error
-    except (ValueError, RecursionError) as error:
-        raise BaselineError(f"{path} is truncated or not JSON ({error}); {way_out}") from error
-    if not isinstance(document, dict):
-        raise BaselineError(f"{path} holds a JSON {type(document).__name__}, not a benchmark file; {way_out}")
-    return document
+    return _decoded(atomic.read(path, way_out), path, way_out)
 
 
 def parse(document: dict[str, Any], path: Path, way_out: str = RECORD) -> Baseline:
@@ -105,7 +146,7 @@ def parse(document: dict[str, Any], path: Path, way_out: str = RECORD) -> Baseli
 
     Raises:
       BaselineError: no `moe_bench` block, another schema, no environment, an empty list, an entry without id
-        or statistics, a duplicate id, or a number that is not finite.
+        or statistics, a duplicate id, a program that is no digest, or a number that is not finite.
     """
     try:
         environment = _checked_environment(document.get("moe_bench"))
@@ -113,82 +154,6 @@ def parse(document: dict[str, Any], path: Path, way_out: str = RECORD) -> Baseli
     except BaselineError as fault:
         raise BaselineError(f"{path} {fault}; {way_out}") from None
     return Baseline(path, environment, records, skipped)
-
-
-def check_writable(root: Path, environment: dict[str, Any]) -> Path:
-    """Makes sure, before any work, that a baseline can be saved; leaves only the folder behind.
-
-    Returns the folder. Raises BaselineError when it cannot be made or written to.
-    """
-    folder = root / environments.key(environment)
-    probe = folder / f".{os.getpid()}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Permission bits do not tell: a read-only mount has them all, and root passes them all.
-        probe.write_bytes(b"probe")
-        probe.unlink()
-    except OSError as error:
-        if folder.is_dir():
-            probe.unlink(missing_ok=True)
-        raise _unwritable(folder, error) from error
-    return folder
-
-
-def save(root: Path, document: dict[str, Any], grid: str) -> Path:
-    """Stores a run as the next baseline of its backend and JAX. All or nothing, also when two save at once.
-
-    Raw rounds (`stats.data`) are left out: they are most of the bytes, and the quartiles are kept. The
-    document that was passed stays as it is.
-
-    Raises:
-      BaselineError: the document fails `parse` or holds what JSON cannot, the grid has no file of its own,
-        the folder cannot be written to, or the disk is full. What was stored is then whole, and nothing is
-        left over.
-    """
-    if not _GRID_NAME.fullmatch(grid):
-        raise BaselineError(f"grid={grid!r} cannot be part of a file name; use letters, digits, _ and -")
-    if grid in COMPARED_WITH:
-        raise BaselineError(
-            f"grid={grid!r} is compared with the file of {COMPARED_WITH[grid]}; record that one"
-        )
-    baseline = parse(document, Path(f"the run of grid {grid}"))
-    folder = check_writable(root, baseline.environment)
-    text = dumps(document | {"benchmarks": [_without_data(entry) for entry in document["benchmarks"]]})
-    number = max((number for number, _, _ in _numbered(folder)), default=0)
-    while True:
-        number += 1
-        # The temporary file is the lock too: whoever creates it owns the number until the rename.
-        temporary = folder / f".{number:04}.tmp"
-        try:
-            file = temporary.open("x", encoding="utf-8", newline="\n")
-        except FileExistsError:
-            continue  # Another process is saving under this number (or was killed while it did).
-        except OSError as error:
-            raise _unwritable(folder, error) from error
-        with file:
-            # Between our look at the folder and the lock another process may have finished with this number.
-            taken = any(its_number == number for its_number, _, _ in _numbered(folder))
-            target = folder / f"{number:04}_{grid}.json"
-            if not taken:
-                _finish(file, text, temporary, target)
-                return target
-        temporary.unlink()
-
-
-def write(path: Path, document: dict[str, Any]) -> None:
-    """Writes one document under a given name, atomically: readers see the old file or the new one, whole.
-
-    Raises BaselineError when it cannot; the old file, if any, is then as it was.
-    """
-    text = dumps(document)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary.open("w", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise _unwritable(path.parent, error) from error
-    with file:
-        _finish(file, text, temporary, path)
 
 
 def dumps(document: dict[str, Any]) -> str:
@@ -201,51 +166,21 @@ def dumps(document: dict[str, Any]) -> str:
         ) from error
 
 
-def _finish(file: Any, text: str, temporary: Path, target: Path) -> None:
-    """Fills the open temporary file, forces it to disk and gives it its name; on failure removes it."""
+def _decoded(data: bytes, path: Path, way_out: str) -> dict[str, Any]:
     try:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()  # Windows does not rename an open file.
-        temporary.replace(target)
-    except BaseException as error:  # An interrupt must not leave the lock behind either.
-        with contextlib.suppress(OSError):
-            file.close()  # Flushes what is left, and so fails again on a full disk.
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _unwritable(target.parent, error) from error
-        raise
-    if os.name == "posix":  # The name itself is data of the folder.
-        descriptor = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        document = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise BaselineError(f"{path} is truncated or not JSON ({error}); {way_out}") from error
+    if not isinstance(document, dict):
+        raise BaselineError(f"{path} holds a JSON {type(document).__name__}, not a benchmark file; {way_out}")
+    return document
 
 
-def _unwritable(folder: Path, error: OSError) -> BaselineError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return BaselineError(
-            f"no space left in {folder}; free some, and save again (what is stored there is as it was)"
-        )
-    return BaselineError(
-        f"cannot write to {folder} ({error.strerror or error}); make it writable or choose another root"
-    )
-
-
-def _numbered(folder: Path) -> list[tuple[int, str, Path]]:
-    """(number, grid, path) of each baseline in a folder, oldest first; empty when there is no such folder."""
-    if not folder.is_dir():
-        return []
-    found = [(match, path) for path in folder.iterdir() if (match := _FILE_NAME.fullmatch(path.name))]
-    return sorted((int(match[1]), match[2], path) for match, path in found)
-
-
-def _existing(root: Path) -> str:
+def _others(root: Path, name: str) -> str:
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     # The imported results have no backend's folder: nothing is compared with them cell by cell.
-    return ", ".join(f.name for f in folders if f.name != "published" and _numbered(f)) or "none at all"
+    named = [folder.name for folder in folders if (folder / manifests.FILE).exists() and folder.name != name]
+    return ", ".join(named) or "none at all"
 
 
 def _checked_environment(block: Any) -> dict[str, Any]:
@@ -302,6 +237,10 @@ def _check_entry(entry: dict[str, Any], identity: str) -> None:
     for name in STATISTICS:
         if isinstance(stats.get(name), bool) or not isinstance(stats.get(name), int | float):
             raise BaselineError(f"has {name}={stats.get(name)!r} for {identity}, not a number")
+    for name in PROGRAMS:
+        digest = entry["extra_info"].get(name)
+        if digest is not None and not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+            raise BaselineError(f"has {name}={digest!r} for {identity}, not a digest of 64 hex digits")
     for block in ("stats", "extra_info"):
         for name, value in _numbers(entry[block], block):
             if not math.isfinite(value):
@@ -317,7 +256,3 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
     elif isinstance(value, list):
         for position, item in enumerate(value):
             yield from _numbers(item, f"{name}[{position}]")
-
-
-def _without_data(entry: dict[str, Any]) -> dict[str, Any]:
-    return entry | {"stats": {name: value for name, value in entry["stats"].items() if name != "data"}}

@@ -29,8 +29,8 @@ def describe() -> dict[str, Any]:
         backend, devices = jax.default_backend(), jax.devices()
     except RuntimeError as error:
         raise EnvironmentFault(
-            f"JAX cannot start its backend ({error}); unset JAX_PLATFORMS to run on the CPU, or install "
-            'the backend: pip install "jax[cuda12]", "jax[cuda13]" or "jax[tpu]"'
+            f"JAX cannot start its backend ({error}); drop --device and unset JAX_PLATFORMS to run on the CPU, or "
+            'install the backend: pip install "jax[cuda12]", "jax[cuda13]" or "jax[tpu]"'
         ) from error
     flags: Any = jax.config  # Its attributes are made at run time, so type checkers do not know them.
     # JAX passes over a platform of a list whose plugin is not installed, and takes the next without a word.

@@ -58,6 +58,17 @@ GRIDS: dict[str, tuple[Source, ...]] = {
         # One dense train step at 4096 x 64 is 2.5 Tflop: the larger shapes of these two are in `published`.
         Source(dtypes=DTYPES, impls=(DENSE, RAGGED), ops=_DONATED),
     ),
+    # Cells of 1 to 30 ms, on which the gate proves itself (`aa`, `power`).
+    "aa": (
+        Source(
+            dtypes=DTYPES,
+            tokens=(512, 1024),
+            d_model=128,
+            d_hidden=256,
+            but=(RAGGED,),
+            ops=_DONATED,
+        ),
+    ),
     # The published runs, in their order (cpu_A to cpu_E, cpu_chunk_v1 and v2), then the rest of `default`.
     "published": (
         Source(tokens=(1024, 4096), ragged_limit=262144),

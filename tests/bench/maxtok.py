@@ -15,7 +15,7 @@ from typing import Any
 from .cell import Cell
 from .errors import BenchError, EnvironmentFault
 from .grid import Entry
-from .program import MIB, compile_, shapes
+from .program import MIB, Bytes, flat
 from .record import SCHEMA
 
 RUNS = 3
@@ -57,12 +57,17 @@ def sizes(entry: Entry) -> list[int]:
     return found
 
 
+def needed(cell: Cell) -> Bytes:
+    """Bytes of a cell's program, from the compiler: nothing is allocated."""
+    return flat(cell).compile().bytes
+
+
 def fitting(entry: Entry, memory: int) -> list[tuple[int, int]]:
     """(tokens, bytes) of each size whose program needs at most `memory` bytes, smallest first."""
     found = []
     for tokens in sizes(entry):
         cell = dataclasses.replace(entry.cell, tokens=tokens)
-        _, need, _, _ = compile_(cell, shapes(cell, tokens))
+        need = needed(cell)
         if need.total > memory:
             break
         found.append((tokens, need.total))

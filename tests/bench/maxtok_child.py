@@ -20,7 +20,7 @@ from .cell import Cell
 from .grid import implementation
 from .inputs import config_of
 from .numerics import rel_err, tolerance
-from .program import MIB, compile_
+from .program import MIB, Arguments, flat
 
 BLOCK = 4096
 """Tokens are drawn in a block of this many and repeated: the cost is the same, the memory for drawing is not."""
@@ -55,7 +55,9 @@ def _serve(words: dict) -> None:
     block = jax.random.normal(jax.random.key(1), (min(BLOCK, cell.tokens), cell.d_model)).astype(cell.dtype)
     x = jnp.tile(block, (-(-cell.tokens // len(block)), 1))[: cell.tokens]
     first = params if cell.op == "forward" else moe.init_state(params)
-    compiled, sizes, flops, seconds = compile_(cell, (first, x))
+    function = flat(cell)
+    compiled = function.compile()
+    sizes = compiled.bytes
     error = _wrong(cell, params, x, config) if words["check"] else None
     if error is not None and not error <= tolerance(cell).out:
         _say(
@@ -70,15 +72,14 @@ def _serve(words: dict) -> None:
             "rel_err_out": error,
             **{f"xla_{names[k]}_mb": v / MIB for k, v in dataclasses.asdict(sizes).items()},
             **{f"{k}_bytes": v for k, v in dataclasses.asdict(sizes).items()},
-            "flops": flops,
-            "compile_s": seconds,
+            "flops": compiled.flops,
+            "compile_s": compiled.seconds,
         }
     )
+    arguments = Arguments(jax.tree.leaves((first, x)), function.donated)
+    del params, first, x  # A donated state has one owner.
     for _ in sys.stdin:
-        result = jax.block_until_ready(compiled(first, x))
-        if cell.op == "train_step_donated":
-            first = result[0]
-        del result
+        arguments.run(compiled.run)
         _say({})
 
 

@@ -2,14 +2,14 @@
 
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import anchor as anchors
 from .cell import Cell
 from .numerics import Numerics, check
-from .program import Program, program
+from .program import Compiled, Program, program
 from .record import record
 
 ROUNDS = (5, 200)
@@ -18,8 +18,15 @@ SHORTEST_S = 0.005
 """A round takes at least this long: shorter cells are repeated within it (pytest-benchmark's iterations)."""
 
 
-def measure(cell: Cell, benchmark: Any, seconds: float, checked: bool) -> dict[str, Any] | None:
-    """Assert a cell, then time it; its record goes into `benchmark.extra_info` and is returned.
+class Measured(NamedTuple):
+    """A timed cell: its record, and its program, still at hand."""
+
+    record: dict[str, Any]
+    program: Program
+
+
+def measure(cell: Cell, benchmark: Any, seconds: float, checked: bool) -> Measured | None:
+    """Assert a cell, then time it; its record goes into `benchmark.extra_info`.
 
     Args:
       cell: what to run.
@@ -35,18 +42,18 @@ def measure(cell: Cell, benchmark: Any, seconds: float, checked: bool) -> dict[s
         # The fixture must be called, or pytest-benchmark warns of an unused one.
         benchmark.pedantic(lambda: None)
         return None
-    compiled = program(cell)
+    ready = program(cell)
     anchor = anchors.Anchor(cell.dtype)
-    rounds, inner = _warm_up(compiled, anchor, seconds)
+    rounds, inner = _warm_up(ready, anchor, seconds)
     anchor.seconds.clear()
     anchor()
     benchmark.group = cell.group
-    benchmark.pedantic(compiled.call, teardown=anchor, rounds=rounds, iterations=inner, warmup_rounds=0)
-    return finish(cell, benchmark, numerics, compiled, anchor, inner)
+    benchmark.pedantic(ready.call, teardown=anchor, rounds=rounds, iterations=inner, warmup_rounds=0)
+    return Measured(finish(cell, benchmark, numerics, ready.compiled, anchor, inner), ready)
 
 
 def finish(
-    cell: Cell, benchmark: Any, numerics: Numerics | None, compiled: Program, anchor: Any, inner: int
+    cell: Cell, benchmark: Any, numerics: Numerics | None, compiled: Compiled, anchor: Any, inner: int
 ) -> dict[str, Any]:
     """Write the record of a timed cell into `extra_info`."""
     durations = np.asarray(benchmark.stats.stats.data)
@@ -65,12 +72,12 @@ def finish(
     return values
 
 
-def _warm_up(compiled: Program, anchor: Any, seconds: float) -> tuple[int, int]:
+def _warm_up(ready: Program, anchor: Any, seconds: float) -> tuple[int, int]:
     """Run until warm; returns the rounds that fit in the budget and the repetitions within a round."""
     timed = []
     for _ in range(2):
         start = time.perf_counter()
-        compiled.call()
+        ready.call()
         timed.append(time.perf_counter() - start)
     anchor()
     cell_s = min(timed)

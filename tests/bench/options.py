@@ -18,6 +18,7 @@ SINGLE = (
 )
 GATE = ("on", "strict", "warn", "off")
 DEVICES = ("cpu", "cuda", "tpu")
+AGAINST = ("program", "accepted")
 HELP = {
     "suites": "layer, chunk, block_m, maxtok",
     "dtypes": "of x and of the products: float32, bfloat16",
@@ -66,11 +67,20 @@ class Run:
     gate: str
     baselines: Path | None
     maxtok_memory: int | None
+    only: str | None
+    changed_only: bool
+    resume: bool
+    gate_seconds: float
+    all_programs: bool
+    against: str
+    against_jax: str | None
+    reports: Path | None
+    programs: Path | None
 
 
 def add(parser: pytest.Parser) -> None:
     """Declare the options, all strings: they are read by `read`, so that errors are ours."""
-    group = parser.getgroup("moe bench", "the benchmark grid and its gate")
+    group = parser.getgroup("moe bench", "moe bench: the benchmark grid and its gate")
     option = group.addoption
     option("--grid", action=Once, help="smoke, default or published (default: default)")
     for name in (*TEXTS, *INTEGERS, "skew", *SINGLE):
@@ -91,7 +101,41 @@ def add(parser: pytest.Parser) -> None:
         dest="bench_baselines",
         help="folder of the baselines (default: baselines)",
     )
-    option("--gate", action=Once, dest="bench_gate", help="on, strict, warn or off (default: on)")
+    option(
+        "--gate",
+        action=Once,
+        dest="bench_gate",
+        help="on; strict: a partial run fails too; warn: tell the verdict, exit as pytest would; off (default: on)",
+    )
+    option("--only", action=Once, dest="bench_only", help="cells whose id holds this, * and ? as in a shell")
+    option(
+        "--changed-only",
+        action="store_true",
+        dest="bench_changed_only",
+        help="run only cells whose program is not the stored one",
+    )
+    option(
+        "--resume",
+        action="store_true",
+        dest="bench_resume",
+        help="replay from the newest journal what is equal in cell, program and environment",
+    )
+    option("--gate-seconds", action=Once, help="most seconds side by side for a changed cell (default: 20)")
+    option(
+        "--all-programs",
+        action="store_true",
+        dest="bench_all_programs",
+        help="time unchanged programs side by side too: what `python -m tests.bench aa` does",
+    )
+    option("--against", action=Once, dest="bench_against", help=f"{' or '.join(AGAINST)} (default: program)")
+    option(
+        "--against-jax",
+        action=Once,
+        dest="bench_against_jax",
+        help="show what moved against the baseline of another JAX version; gates nothing",
+    )
+    option("--reports", action=Once, dest="bench_reports", help="folder of reports (default: reports)")
+    option("--save-programs", action=Once, dest="bench_programs", help="folder to write the programs to")
     option("--maxtok-memory", action=Once, help="memory budget of suite maxtok, MiB (default: the machine's)")
 
 
@@ -115,7 +159,6 @@ def read(config: pytest.Config) -> Run:
         overrides[name] = tuple(read_one(name, part) for part in parts)
     seconds = _number("bench-seconds", get("bench_seconds") or "2")
     cores, memory = get("bench_cores"), get("maxtok_memory")
-    baselines = get("bench_baselines")
     return Run(
         grid=get("grid") or "default",
         overrides=overrides,
@@ -124,9 +167,22 @@ def read(config: pytest.Config) -> Run:
         check=not get("bench_no_check"),
         device=_among("device", get("bench_device"), DEVICES),
         gate=_among("gate", get("bench_gate"), GATE) or "on",
-        baselines=None if baselines is None else Path(baselines),
+        baselines=_path(get("bench_baselines")),
         maxtok_memory=None if memory is None else _integer("maxtok_memory", memory) * 2**20,
+        only=get("bench_only"),
+        changed_only=get("bench_changed_only"),
+        resume=get("bench_resume"),
+        gate_seconds=_number("gate-seconds", get("gate_seconds") or "20"),
+        all_programs=get("bench_all_programs"),
+        against=_among("against", get("bench_against"), AGAINST) or "program",
+        against_jax=get("bench_against_jax"),
+        reports=_path(get("bench_reports")),
+        programs=_path(get("bench_programs")),
     )
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def _flag(name: str) -> str:

@@ -26,8 +26,14 @@ def pin(cores: int | None) -> list[int] | None:
         )
     if "jax" in sys.modules and len(os.sched_getaffinity(0)) != len(available[:cores]):
         raise EnvironmentFault("jax was imported before the process was pinned; its threads stay unpinned")
-    os.sched_setaffinity(0, available[:cores])
+    restrict(available[:cores])
     return available[:cores]
+
+
+def restrict(logical: list[int]) -> None:
+    """Restrict this process to these logical cores, where the system has affinity."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, logical)
 
 
 def physical(logical: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The pytest plugin: options and hooks, thin. The state of a run is one `Cells` object.
+"""The pytest plugin: options and hooks, thin. The state of a run is one `Cells` object (session.py).
 
 With `--benchmark-compare` the decision falls after the last cell: passing reports are held back until then, and
 that of a regressed cell becomes a failure, so that terminal, JUnit, `--lf` and exit code agree. A cell whose
@@ -10,81 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest._code.code import ReprFileLocation
 from _pytest.runner import runtestprotocol
 
 from . import options, pin
 from .cell import SUITES
-from .errors import BaselineError, BenchError, NoBaseline
+from .errors import BaselineError, BenchError, GridError, NoBaseline
 from .gate.verdict import FAILING
 from .progress import Progress
+from .session import KEY, Cells
 
-FOLDER = Path(__file__).parent
-KEY = pytest.StashKey["Cells"]()
-NARROWING = ("keyword", "markexpr", "lf", "stepwise", "deselect", "ignore", "ignore_glob")
-
-
-class Cells:
-    """The cells of a run: what is declared, what ran, what is held back.
-
-    Fixture `cells` hands it to the tests, which call `run`.
-    """
-
-    def __init__(self, config: pytest.Config, run: options.Run, comparing: bool) -> None:
-        self.config, self.options, self.comparing = config, run, comparing
-        self.entries: list[Any] = []
-        self.environment: dict[str, Any] = {}
-        self.baseline: Any = None
-        self.cores: list[int] | None = None
-        self.ids: dict[str, str] = {}  # node id -> cell id
-        self.records: dict[str, dict[str, Any]] = {}
-        self.skipped: dict[str, str] = {}
-        self.wrong: set[str] = set()
-        self.held: list[tuple[pytest.Item, list[pytest.TestReport]]] = []
-        self.verdict: Any = None
-        self.progress: Progress | None = None
-        self.fault: str | None = None  # why there is no baseline, under --gate warn
-        self.interrupted = False
-
-    def run(self, entry: Any, benchmark: Any) -> None:
-        """The body of every cell's test: skip with a reason, or assert and measure."""
-        from .maxtok import measure_largest
-        from .measure import measure
-
-        if entry.skip:
-            self.skipped[entry.cell.id] = entry.skip
-            pytest.skip(entry.skip)
-        if entry.cell.suite == "maxtok":
-            values = measure_largest(entry, benchmark, self.options.maxtok_memory, self.options.check)
-        else:
-            values = measure(entry.cell, benchmark, self.options.seconds, self.options.check)
-        if values is not None:
-            self.records[entry.cell.id] = values
-
-    @property
-    def measuring(self) -> bool:
-        """Whether this process times cells: not under xdist, and not with benchmarks disabled."""
-        get = self.config.getoption
-        disabled = get("benchmark_disable") and not get("benchmark_enable")
-        return not (
-            parallel(self.config) or disabled or get("benchmark_skip") or self.config.option.collectonly
-        )
-
-    def narrowed(self) -> bool:
-        """Whether the run was told to hold only a part of its grid, or broken off."""
-        get = self.config.getoption
-        files = any("::" in arg or arg.endswith(".py") for arg in self.config.args)
-        return bool(
-            self.interrupted
-            or self.options.overrides
-            or files
-            or get("maxfail", 0)
-            or any(get(name, None) for name in NARROWING)
-        )
-
-
-def parallel(config: pytest.Config) -> bool:
-    """Whether this process is an xdist worker or controller (-n or --tx), as pytest-benchmark sees it."""
-    return hasattr(config, "workerinput") or getattr(config.option, "dist", "no") != "no"
+FOLDER = Path(__file__).resolve().parent
 
 
 def concerned(config: pytest.Config) -> bool:
@@ -127,10 +63,22 @@ def start(cells: Cells) -> None:
     if cells.options.device:
         platform = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}[cells.options.device]
         os.environ["JAX_PLATFORMS"] = platform
-    from . import environment, grid
+    import fnmatch
 
+    from . import environment, grid
+    from .gate import limits
+
+    run = cells.options
     cells.environment = environment.describe() | {"pinned": cells.cores}
-    cells.entries = grid.build(cells.options.grid, cells.options.overrides, cells.environment["backend"])
+    cells.entries = grid.build(run.grid, run.overrides, cells.environment["backend"])
+    if run.only is not None:
+        pattern = f"*{run.only}*"
+        cells.entries = [entry for entry in cells.entries if fnmatch.fnmatchcase(entry.cell.id, pattern)]
+        if not cells.entries:
+            raise GridError(
+                f"--only={run.only!r} holds no cell of grid {run.grid}; --collect-only -q lists them"
+            )
+    cells.settings = limits.read(cells.config.rootpath / "pyproject.toml")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -147,7 +95,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     try:
         root = cells.options.baselines or baseline.ROOT
-        cells.baseline = baseline.find(root, cells.environment, cells.options.grid)
+        wanted = cells.environment
+        if cells.options.against_jax:
+            wanted = wanted | {"jax": cells.options.against_jax}
+        cells.baseline = baseline.find(root, wanted, cells.options.grid)
     except BaselineError as fault:
         none = isinstance(fault, NoBaseline)
         cells.fault = f"{fault}" if none else f"integrity: {fault}"
@@ -171,7 +122,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """A suite without a cell in this grid is not collected: it would be one empty test."""
     cells = config.stash.get(KEY, None)
     suite = collection_path.stem.removeprefix("test_")
-    if cells is None or collection_path.parent != FOLDER or suite not in SUITES:
+    if cells is None or collection_path.resolve().parent != FOLDER or suite not in SUITES:
         return None
     return True if all(entry.cell.suite != suite for entry in cells.entries) else None
 
@@ -210,15 +161,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = {entry.cell.id: number for number, entry in enumerate(cells.entries)}
     # Cells that share inputs run side by side, also across suites; other tests stay in front.
     items.sort(key=lambda item: order[entry.cell.id] if (entry := cell_of(item)) else -1)
-    cells.ids = {item.nodeid: entry.cell.id for item in items if (entry := cell_of(item))}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     cells = session.config.stash.get(KEY, None)
     if cells is None or hasattr(session.config, "workerinput"):
         return
+    # Not earlier: --lf deselects after every other hook.
+    cells.ids = {item.nodeid: entry.cell.id for item in session.items if (entry := cell_of(item))}
     if cells.baseline is not None:
         _show_in_stock_table(cells)
+    if cells.measuring and cells.ids:
+        cells.open()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     quiet = reporter is None or session.config.option.verbose < 0 or not cells.measuring
     cells.progress = Progress(None if quiet else sys.__stderr__, len(cells.ids))
@@ -279,25 +233,17 @@ def pytest_runtestloop(session: pytest.Session) -> Any:
         if cells is not None and not hasattr(session.config, "workerinput"):
             if cells.progress:
                 cells.progress.close()
-            conclude(session, cells)
+            try:
+                conclude(session, cells)
+            finally:
+                cells.close()
 
 
 def conclude(session: pytest.Session, cells: Cells) -> None:
     """Judge, turn the reports of failing cells into failures, and log what was held back."""
     by_id = {}
     if cells.baseline is not None and not session.config.option.collectonly:
-        from .baseline import COMPARED_WITH
-        from .gate.judge import judge
-
-        cells.verdict = judge(
-            cells.baseline,
-            [entry.cell.id for entry in cells.entries],
-            cells.records,
-            cells.skipped,
-            cells.wrong,
-            partial=cells.narrowed(),
-            subset=cells.options.grid in COMPARED_WITH,
-        )
+        cells.judge()
         by_id = {cell.id: cell for cell in cells.verdict.cells}
     failing = cells.options.gate in ("on", "strict")
     for item, reports in cells.held:
@@ -311,20 +257,31 @@ def conclude(session: pytest.Session, cells: Cells) -> None:
             log_missing(session, judged)
 
 
+class Reason(str):
+    """Why a cell fails, as pytest's reports take it: `reprcrash` is what its short summary shows."""
+
+    def __new__(cls, judged: Any) -> "Reason":
+        why = "; ".join(judged.reasons)
+        text = super().__new__(cls, "\n".join((f"{judged.status}: {judged.id}", *judged.reasons)))
+        text.reprcrash = ReprFileLocation("tests/bench", 0, f"{judged.status}: {why}")
+        return text
+
+    reprcrash: ReprFileLocation
+
+
 def fail(reports: list[pytest.TestReport], judged: Any) -> None:
     """Make a cell's call report a failure that says why."""
     for report in reports:
         if report.when == "call":
             report.outcome = "failed"
-            report.longrepr = f"{judged.status}: {judged.id}\n" + "\n".join(judged.reasons)
+            report.longrepr = Reason(judged)
 
 
 def log_missing(session: pytest.Session, judged: Any) -> None:
     """A report of its own for a cell that could not be collected any more."""
     nodeid = f"tests/bench::missing[{judged.id}]"
     location = ("tests/bench", None, judged.id)
-    text = f"missing: {judged.id}\n" + "\n".join(judged.reasons)
-    report = pytest.TestReport(nodeid, location, {}, "failed", text, "call")
+    report = pytest.TestReport(nodeid, location, {}, "failed", Reason(judged), "call")
     session.config.hook.pytest_runtest_logreport(report=report)
 
 
@@ -338,12 +295,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     gated = cells.options.gate in ("on", "strict")
     own_failures = session.testsfailed - _failures_of_the_gate(cells)
-    if not gated or exitstatus not in (0, 1) or own_failures > 0 or session.config.option.collectonly:
-        return
-    if cells.verdict is None:
-        session.exitstatus = INTEGRITY  # Disabled, parallel or unchecked: nothing was compared.
-    else:
-        session.exitstatus = cells.verdict.exit_code(strict=cells.options.gate == "strict")
+    if gated and exitstatus in (0, 1) and not own_failures and not session.config.option.collectonly:
+        if cells.verdict is None:
+            session.exitstatus = INTEGRITY  # Disabled, parallel or unchecked: nothing was compared.
+        else:
+            session.exitstatus = cells.verdict.exit_code(strict=cells.options.gate == "strict")
+    if cells.verdict is not None:
+        cells.publish(int(session.exitstatus))
 
 
 def _failures_of_the_gate(cells: Cells) -> int:
@@ -356,6 +314,7 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_
     cells = config.stash.get(KEY, None)
     if cells is None:
         return
+    from .gate.timing import noisy
     from .record import SCHEMA, skipped
 
     # A cell that failed after it was timed (in a teardown, say) is not stored either.
@@ -380,10 +339,15 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_
         },
         "environment": cells.environment,
         "skipped": [skipped(by_id[identity], reason) for identity, reason in cells.skipped.items()],
+        "declared": list(by_id),
+        "noise": [str(pairs) for pairs in noisy(cells.examiner.controls)] if cells.examiner else [],
     }
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_terminal_summary(terminalreporter: Any) -> Any:
+    """The verdict comes after pytest-benchmark's wide tables, where people look."""
+    yield
     cells = terminalreporter.config.stash.get(KEY, None)
     if cells is None or terminalreporter.config.option.collectonly:
         return
@@ -393,6 +357,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("moe bench: comparison")
         for line in report.lines(cells.verdict):
             terminalreporter.write_line(line)
+        if not cells.verdict.compared:
+            terminalreporter.write_line("nothing was compared, so the run does not pass")
     elif cells.comparing:
         terminalreporter.section("moe bench")
         why = "integrity: nothing was compared: benchmarks are disabled, parallel or unchecked"

@@ -1,6 +1,7 @@
-"""The program of a cell: its function compiled ahead of time, its arguments, and what the compiler says of it."""
+"""The program of a cell: its function on flat arguments, compiled ahead of time, and the compiler's own figures."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,55 +38,77 @@ class Bytes:
         return self.temp + self.argument + self.output - self.alias
 
 
+class Arguments:
+    """The arrays that a cell's programs run on: parameters (or the train state) and x, as a flat list.
+
+    The first `donated` of them are given away at each run, and replaced by as many first outputs. So two
+    programs of one cell can take turns on one state.
+    """
+
+    def __init__(self, leaves: list[jax.Array], donated: int) -> None:
+        self.leaves, self.donated = leaves, donated
+
+    def run(self, executable: Callable[..., Any]) -> list[jax.Array]:
+        """One run to the end."""
+        outputs = jax.block_until_ready(executable(*self.leaves))
+        self.leaves[: self.donated] = outputs[: self.donated]
+        return outputs
+
+
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """A compiled cell: `call` runs it once to the end; bytes, the compiler's flop count, seconds to compile.
+class Compiled:
+    """An executable on flat arguments, and what the compiler says of it; seconds to lower and compile.
 
     XLA counts a loop's body once, so `flops` tells programs apart and is no measure of work.
     """
 
-    call: Callable[[], Any]
+    run: Callable[..., Any]
     bytes: Bytes
     flops: float | None
-    compile_s: float
+    seconds: float
 
 
-def function(cell: Cell) -> tuple[Callable[..., Any], tuple[int, ...]]:
-    """The function, forward `(params, x) -> y` or else the train step, and which arguments it is donated."""
-    impl, config = implementation(cell.impl), config_of(cell)
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A cell ready to be timed: `call` runs it once to the end, on `arguments`."""
 
-    def layer(params: moe.Params, x: jax.Array) -> jax.Array:
-        return impl.apply(params, x, config, **cell.tuning)[0]
-
-    if cell.op == "forward":
-        return layer, ()
-    return step_of(layer, default_optimizer()), (0,) if cell.op == "train_step_donated" else ()
+    call: Callable[[], Any]
+    compiled: Compiled
+    arguments: Arguments
+    flat: "Flat"
 
 
-def compile_(cell: Cell, arguments: tuple[Any, ...]) -> tuple[Any, Bytes, float | None, float]:
-    """Compile for these arguments (arrays or shapes). Returns compiled, bytes, flops, seconds.
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """The function of a cell on flat arguments, jitted; `traces` counts how often Python ran it."""
 
-    Raises:
-      Retraced: tracing the same shapes again runs the Python function again.
-    """
-    plain, donate = function(cell)
-    traces = 0
+    cell: Cell
+    jitted: Any
+    donated: int
+    specs: tuple[jax.ShapeDtypeStruct, ...]
+    traces: list[int]
 
-    def counted(*args):
-        nonlocal traces
-        traces += 1
-        return plain(*args)
+    def compile(self) -> Compiled:
+        """Compile ahead of time.
 
-    jitted = jax.jit(counted, donate_argnums=donate)
-    start = time.perf_counter()
-    compiled = jitted.lower(*arguments).compile()
-    seconds = time.perf_counter() - start
-    jitted.lower(*arguments)
-    if traces != 1:
-        raise Retraced(
-            f"{cell.id} was traced {traces} times for one shape; a cached value is missing its key"
-        )
-    memory = compiled.memory_analysis()
+        Raises:
+          Retraced: tracing the same shapes again runs the Python function again.
+        """
+        start = time.perf_counter()
+        executable = self.jitted.lower(*self.specs).compile()
+        seconds = time.perf_counter() - start
+        self.jitted.lower(*self.specs)
+        if sum(self.traces) != 1:
+            raise Retraced(
+                f"{self.cell.id} was traced {sum(self.traces)} times for one shape; a cached value is "
+                "missing its key"
+            )
+        return analysed(executable, seconds)
+
+
+def analysed(executable: Any, seconds: float) -> Compiled:
+    """An executable with its bytes and flops."""
+    memory = executable.memory_analysis()
     assert memory is not None, "every backend of XLA that we run on analyses memory"
     sizes = Bytes(
         temp=memory.temp_size_in_bytes,
@@ -93,32 +116,46 @@ def compile_(cell: Cell, arguments: tuple[Any, ...]) -> tuple[Any, Bytes, float 
         output=memory.output_size_in_bytes,
         alias=memory.alias_size_in_bytes,
     )
-    cost = compiled.cost_analysis() or {}
-    return compiled, sizes, cost.get("flops"), seconds
+    return Compiled(executable, sizes, (executable.cost_analysis() or {}).get("flops"), seconds)
 
 
-def shapes(cell: Cell, tokens: int) -> tuple[Any, ...]:
-    """The arguments as shapes, for compiling without allocating."""
-    config = config_of(cell)
+def flat(cell: Cell) -> Flat:
+    """The function of a cell: forward `(params, x) -> y`, or the train step `(state, x) -> (state, loss)`.
+
+    Nothing is allocated.
+    """
+    impl, config = implementation(cell.impl), config_of(cell)
+
+    def layer(params: moe.Params, x: jax.Array) -> jax.Array:
+        return impl.apply(params, x, config, **cell.tuning)[0]
+
+    plain = layer if cell.op == "forward" else step_of(layer, default_optimizer())
     params = jax.eval_shape(lambda: moe.init(jax.random.key(0), config, cell.param_dtype))
-    x = jax.ShapeDtypeStruct((tokens, cell.d_model), cell.dtype)
-    return (params if cell.op == "forward" else jax.eval_shape(moe.init_state, params)), x
+    first = params if cell.op == "forward" else jax.eval_shape(moe.init_state, params)
+    x = jax.ShapeDtypeStruct((cell.tokens, cell.d_model), cell.dtype)
+    specs, tree = jax.tree.flatten((first, x))
+    donated = len(specs) - 1 if cell.op == "train_step_donated" else 0
+    traces: list[int] = []
+
+    def cell_of(*leaves):  # Its name stands in the program's text.
+        traces.append(1)
+        return jax.tree.leaves(plain(*jax.tree.unflatten(tree, leaves)))
+
+    return Flat(cell, jax.jit(cell_of, donate_argnums=tuple(range(donated))), donated, tuple(specs), traces)
+
+
+def arguments_of(cell: Cell) -> Arguments:
+    """The seeded inputs of a cell, as its programs take them."""
+    params, x, _ = make_inputs(cell)
+    leaves = jax.tree.leaves((params if cell.op == "forward" else moe.init_state(params), x))
+    donated = len(leaves) - 1 if cell.op == "train_step_donated" else 0
+    # The inputs are shared between cells: give away copies.
+    leaves[:donated] = [leaf.copy() for leaf in leaves[:donated]]
+    return Arguments(leaves, donated)
 
 
 def program(cell: Cell) -> Program:
-    """Compile a cell on its inputs. A donated train state is handed on from call to call."""
-    params, x, _ = make_inputs(cell)
-    donated = cell.op == "train_step_donated"
-    first = params if cell.op == "forward" else moe.init_state(params)
-    if donated:  # The inputs are shared between cells: give away copies.
-        first = jax.tree.map(lambda leaf: leaf.copy(), first)
-    compiled, sizes, flops, seconds = compile_(cell, (first, x))
-    held = [first]
-
-    def call() -> Any:
-        result = jax.block_until_ready(compiled(held[0], x))
-        if donated:
-            held[0] = result[0]
-        return result
-
-    return Program(call, sizes, flops, seconds)
+    """Compile a cell, on its inputs."""
+    arguments, function = arguments_of(cell), flat(cell)
+    compiled = function.compile()
+    return Program(functools.partial(arguments.run, compiled.run), compiled, arguments, function)

@@ -11,7 +11,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from . import baseline
+from . import atomic, baseline
 from .errors import BaselineError
 
 FILE = Path("published", "0001_published.json")
@@ -67,7 +67,7 @@ def import_published(source: Path, root: Path) -> Path:
         raise BaselineError(f"{source} is not a published results file; {way_out}")
     document = convert(published, hashlib.sha256(source.read_bytes()).hexdigest())
     baseline.parse(document, source, way_out)
-    baseline.write(root / FILE, document)
+    atomic.write(root / FILE, baseline.dumps(document).encode())
     return root / FILE
 
 

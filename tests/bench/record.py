@@ -7,7 +7,7 @@ import numpy as np
 
 from .cell import Cell
 from .numerics import Numerics
-from .program import MIB, Program
+from .program import MIB, Compiled
 
 SCHEMA = 1
 
@@ -15,7 +15,7 @@ SCHEMA = 1
 def record(
     cell: Cell,
     numerics: Numerics | None,
-    compiled: Program,
+    compiled: Compiled,
     *,
     durations_ms: np.ndarray,
     inner: int,
@@ -38,7 +38,7 @@ def record(
         **{f"{name}_bytes": size for name, size in sizes.items()},
         "flops": compiled.flops,
         "useful_flops": cell.useful_flops,
-        "compile_s": compiled.compile_s,
+        "compile_s": compiled.seconds,
         "inner": inner,
         "median_ms": float(median),
         "q1_ms": float(q1),

@@ -31,9 +31,7 @@ CUSTOM_CALLS: dict[str, frozenset[str]] = {
 """Targets that a program may call, by platform: kernels that come within the program, never code of the host."""
 _CALL = re.compile(r'custom_call\s+@([\w$.]+)|call_target_name\s*=\s*"([^"]*)"')
 _HOST = re.compile(r"stablehlo\.(send|recv|infeed|outfeed)\b")
-_LOCATION = re.compile(
-    r"^#loc.*\n| loc\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)", re.MULTILINE
-)
+_LOCATION = re.compile(r"^#loc.*\n| loc\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)", re.MULTILINE)
 
 
 class Unstorable(BenchError):
@@ -83,9 +81,7 @@ def export(flat: Flat) -> StoredProgram:
     text = text_of(exported)
     check_calls(text, platform, flat.cell.id)
     inputs = tuple(_name(spec) for spec in flat.specs)
-    return StoredProgram(
-        _digest(text, flat.donated), jax.__version__, platform, flat.donated, inputs, data
-    )
+    return StoredProgram(_digest(text, flat.donated), jax.__version__, platform, flat.donated, inputs, data)
 
 
 def unpack(data: bytes, where: str) -> StoredProgram:
@@ -166,9 +162,7 @@ def check_calls(text: str, platform: str, where: str) -> None:
     foreign += sorted({f"stablehlo.{name}" for name in _HOST.findall(text)})
     if foreign:
         allowed = ", ".join(sorted(CUSTOM_CALLS[platform])) or "none"
-        raise Unstorable(
-            f"{where} calls {', '.join(foreign)}; a program for {platform} may call: {allowed}"
-        )
+        raise Unstorable(f"{where} calls {', '.join(foreign)}; a program for {platform} may call: {allowed}")
 
 
 def _digest(text: str, donated: int) -> str:
@@ -182,7 +176,8 @@ def _name(spec: Any) -> str:
 @contextlib.contextmanager
 def _without_paths() -> Any:
     """Lower without the source's paths: they differ between machines, and are nobody's business."""
-    before = jax.config.jax_traceback_in_locations_limit
+    flags: Any = jax.config  # Its attributes are made at run time, so type checkers do not know them.
+    before = flags.jax_traceback_in_locations_limit
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
         yield

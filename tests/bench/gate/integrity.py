@@ -4,11 +4,10 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .deterministic import LIMITS
+from .deterministic import METRICS
 from .verdict import CellVerdict
 
-METRICS = tuple(LIMITS)
-"""Figures that a record must keep once its baseline had them."""
+TIMES = ("q1_ms", "median_ms", "q3_ms")
 
 
 def missing(
@@ -39,4 +38,8 @@ def vanished(today: dict[str, Any], stored: dict[str, Any]) -> list[str]:
         # Donation that was lost (alias_bytes) is a regression, named as such by the next tier.
         if not finite or (now == 0 and was != 0 and name != "alias_bytes"):
             faults.append(f"{name} was {was:g} and is {now}: the metric vanished")
+    for name in TIMES:
+        now = today.get(name)
+        if name in stored and not (isinstance(now, int | float) and math.isfinite(now) and now > 0):
+            faults.append(f"{name} is {now}: no time at all, or the clock went backwards")
     return faults

@@ -1,56 +1,140 @@
 """The judge: each cell through the tiers in order, into the verdict."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..baseline import Baseline
-from . import deterministic, integrity
-from .verdict import CellVerdict, Verdict
+from . import deterministic, drift, integrity, limits, stored_time, timing
+from .evidence import Evidence
+from .paired import Pairs
+from .verdict import CellVerdict, Drift, Verdict
 
 
-def judge(
-    baseline: Baseline,
-    declared: Collection[str],
-    records: Mapping[str, dict[str, Any]],
-    skipped: Mapping[str, str],
-    wrong: Collection[str],
-    partial: bool,
-    subset: bool = False,
-    faults: tuple[str, ...] = (),
-) -> Verdict:
-    """Judge a run against a baseline.
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run yielded, as the judge sees it.
 
-    Args:
-      baseline: the stored run.
+    Attributes:
       declared: ids that the grid declares (and, for a whole run, that must have run).
       records: id -> record of the cells that were measured.
       skipped: id -> reason of the cells that a limit left out.
       wrong: ids of cells whose test failed; they carry their own error.
       partial: whether the run was narrowed, so that absent cells are no fault.
       subset: whether the grid is a part of the stored one by design (smoke of default).
+      environment: of the run; empty where nothing is known of it.
+      evidence: id -> what was seen of the programs.
+      suspects: id -> slower or faster (`timing.suspects`).
+      confirmed: id -> pairs of the fresh process, or why there are none.
+      controls: null controls, programs raced against themselves.
+      twice: ids that the grid holds more than once.
       faults: integrity faults found elsewhere.
     """
+
+    declared: Collection[str]
+    records: Mapping[str, dict[str, Any]]
+    skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    wrong: Collection[str] = ()
+    partial: bool = False
+    subset: bool = False
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    evidence: Mapping[str, Evidence] = dataclasses.field(default_factory=dict)
+    suspects: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    confirmed: Mapping[str, Pairs | str] = dataclasses.field(default_factory=dict)
+    controls: tuple[Pairs, ...] = ()
+    twice: Collection[str] = ()
+    faults: tuple[str, ...] = ()
+
+
+def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ()) -> Verdict:
+    """Judge a run against a baseline, under these limits."""
     stored = {identity: entry["extra_info"] for identity, entry in baseline.records.items()}
-    cells = [CellVerdict(identity, "wrong") for identity in wrong]
-    for identity, today in records.items():
-        cells.append(_judge_one(identity, today, stored.get(identity)))
-    for identity, reason in skipped.items():
+    environment = dict(run.environment) or baseline.environment
+    same_jax = environment["jax"] == baseline.environment["jax"] if environment else True
+    moved = timing.noisy(list(run.controls))
+    cells = [CellVerdict(identity, "wrong", (), stored.get(identity)) for identity in run.wrong]
+    spared: list[str] = []  # By a limit of pyproject.toml, with its reason.
+    drifts: list[Drift] = drift.of_environment(environment, baseline.environment)
+    for identity, today in run.records.items():
+        seen, its = run.evidence.get(identity, Evidence()), stored.get(identity)
+        if identity in run.twice:
+            reason = "the grid holds it more than once, so one of them was compared with nothing"
+            cells.append(CellVerdict(identity, "missing", (reason,), its, today))
+            continue
+        cells.append(_cell(identity, today, its, seen, run, settings, same_jax, bool(moved)))
+        if its is not None and cells[-1].status != "missing":
+            its_figures = its if seen.figures is None else its | seen.figures
+            spared += [
+                f"{identity}: {line}" for line in deterministic.let_through(today, its_figures, settings)
+            ]
+            drifts += drift.of_cell(identity, seen, today, its, same_jax, settings)
+    for identity, reason in run.skipped.items():
         lost = identity in stored
         reasons = (f"skipped ({reason}), but the baseline has it",) if lost else (reason,)
         cells.append(CellVerdict(identity, "missing" if lost else "skipped", reasons, stored.get(identity)))
-    if not partial:
-        seen = {*records, *skipped, *wrong}
-        expected = {} if subset else stored
-        cells += integrity.missing(declared, seen, expected)
-    return Verdict(tuple(cells), str(baseline.path), partial, faults)
+    if not run.partial:
+        seen_ids = {*run.records, *run.skipped, *run.wrong}
+        cells += integrity.missing(run.declared, seen_ids, {} if run.subset else stored)
+    return Verdict(
+        tuple(cells),
+        str(baseline.path),
+        run.partial,
+        run.faults,
+        tuple(drifts),
+        (*_notes(environment, baseline.environment, moved, same_jax), *spared),
+        environment,
+    )
 
 
-def _judge_one(identity: str, today: dict[str, Any], stored: dict[str, Any] | None) -> CellVerdict:
+def _cell(
+    identity: str,
+    today: dict[str, Any],
+    stored: dict[str, Any] | None,
+    seen: Evidence,
+    run: Run,
+    settings: tuple[limits.Limit, ...],
+    same_jax: bool,
+    moved: bool,
+) -> CellVerdict:
+    def verdict(status: str, reasons: list[str], time: Any = None) -> CellVerdict:
+        return CellVerdict(identity, status, tuple(reasons), stored, today, time)
+
     if stored is None:
-        return CellVerdict(identity, "new", ("no stored record; record a baseline to gate it",), None, today)
-    lost = integrity.vanished(today, stored)
+        return verdict("new", ["no stored record; record a baseline to gate it"])
+    lost = integrity.vanished(today, stored) + ([seen.fault] if seen.fault else [])
     if lost:
-        return CellVerdict(identity, "missing", tuple(lost), stored, today)
-    worse, better = deterministic.compare(today, stored)
-    status = "regressed" if worse else "improved" if better else "unchanged"
-    return CellVerdict(identity, status, tuple(worse + better), stored, today)
+        return verdict("missing", lost)
+    if seen.unstorable and stored.get("program"):
+        return verdict("regressed", [seen.unstorable])
+    # One program gets other figures only from another compiler or its flags: drift, not blamed on the change.
+    worse: list[str] = []
+    better: list[str] = []
+    if same_jax and not seen.same:
+        before = stored if seen.figures is None else stored | seen.figures
+        worse, better = deterministic.compare(today, before, settings)
+    limit = 1 + limits.of(settings, identity, "time").share
+    status, reasons, time = timing.judge(
+        seen, run.suspects.get(identity), run.confirmed.get(identity), limit, moved
+    )
+    if worse:
+        return verdict("regressed", worse + better + reasons, time)
+    if better and status == "unchanged":
+        status = "improved"
+    return verdict(status, better + reasons, time)
+
+
+def _notes(
+    environment: dict[str, Any], stored: dict[str, Any], moved: list[Pairs], same_jax: bool
+) -> list[str]:
+    notes = []
+    differing = stored_time.not_comparable(environment, stored)
+    if differing:
+        notes.append(f"stored time not comparable: another {', '.join(differing)} than the baseline's")
+    if moved:
+        notes.append(
+            f"noise: {len(moved)} null controls moved (a program against itself, {moved[0]}); what rests on "
+            "time is inconclusive: close what else runs, and run again"
+        )
+    if not same_jax:
+        notes.append("the baseline is another JAX's: this shows what moved, and gates nothing")
+    return notes

@@ -14,7 +14,7 @@ import numpy as np
 from . import signed_rank
 
 LIMIT = 1.05
-"""Ratio of times that is too slow (and its inverse an improvement)."""
+"""Ratio of times that is too slow, and its inverse an improvement, where no limit of one's own is set."""
 FEWEST = 12
 """Pairs before the first look; 2**-12 survives Holm's correction over 200 cells. Looks follow at twice as many."""
 MOST = 192
@@ -67,6 +67,7 @@ def race(
     *,
     budget_s: float,
     cells: int,
+    limit: float = LIMIT,
     rng: np.random.Generator,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Pairs:
@@ -76,6 +77,7 @@ def race(
       today, stored: each runs once to the end; both are warm after one call here.
       budget_s: seconds for all pairs; fewer than FEWEST pairs are undecided.
       cells: how many are tested in this run: the level of one look is ALPHA over it.
+      limit: ratio that is too slow, and its inverse an improvement.
       rng: decides who goes first, in balanced pairs of pairs.
       clock: seconds.
 
@@ -92,23 +94,23 @@ def race(
             if clock() - start > budget_s:
                 break
         seconds = clock() - start
-        end = decide(logs, ALPHA / max(cells, 1))
+        end = decide(logs, ALPHA / max(cells, 1), limit)
         if end != "undecided" or len(logs) < look or len(logs) >= MOST:
             return Pairs(tuple(logs), end, seconds)
         look *= 2
 
 
-def decide(logs: Sequence[float], alpha: float) -> str:
-    """What these pairs tell: slower, faster, equal (within LIMIT on both sides) or undecided."""
+def decide(logs: Sequence[float], alpha: float, limit: float) -> str:
+    """What these pairs tell: slower, faster, equal (within `limit` on both sides) or undecided."""
     if len(logs) < FEWEST:
         return "undecided"
-    values, limit = np.asarray(logs), math.log(LIMIT)
+    values, most = np.asarray(logs), math.log(limit)
     middle = float(np.median(values))
-    if middle > limit and signed_rank.p_greater(values) < alpha:
+    if middle > most and signed_rank.p_greater(values) < alpha:
         return "slower"
-    if middle < -limit and signed_rank.p_greater(-values) < alpha:
+    if middle < -most and signed_rank.p_greater(-values) < alpha:
         return "faster"
-    if signed_rank.upper_bound(values) < limit and signed_rank.lower_bound(values) > -limit:
+    if signed_rank.upper_bound(values) < most and signed_rank.lower_bound(values) > -most:
         return "equal"
     return "undecided"
 
@@ -155,9 +157,7 @@ def _timed(call: Callable[[], Any], inner: int, clock: Callable[[], float]) -> f
     return seconds
 
 
-def _repetitions(
-    today: Callable[[], Any], stored: Callable[[], Any], clock: Callable[[], float]
-) -> int:
+def _repetitions(today: Callable[[], Any], stored: Callable[[], Any], clock: Callable[[], float]) -> int:
     """Warm both up; calls in one side of a pair."""
     today()
     stored()

@@ -7,9 +7,10 @@ Lehmann 1963, from the Walsh averages (the means of all pairs of values, each wi
 import functools
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def p_greater(values: np.ndarray) -> float:
+def p_greater(values: ArrayLike) -> float:
     """One-sided p that the median is over 0. Zeros count as against it; ties share their mean rank."""
     values = np.asarray(values, float)
     order = np.argsort(np.abs(values), kind="stable")
@@ -23,28 +24,28 @@ def p_greater(values: np.ndarray) -> float:
     return float(_upper_tail(len(values))[int(np.floor(statistic))]) if len(values) else 1.0
 
 
-def estimate(values: np.ndarray) -> float:
+def estimate(values: ArrayLike) -> float:
     """The median of the Walsh averages."""
     return float(np.median(_walsh(values)))
 
 
-def upper_bound(values: np.ndarray, confidence: float = 0.95) -> float:
-    """One-sided bound: the true median is under it with this confidence. Infinite where too few values are there."""
-    tail = _upper_tail(len(values))
+def upper_bound(values: ArrayLike, confidence: float = 0.95) -> float:
+    """One-sided bound: the true median is under it with this confidence. Infinite for too few values."""
+    averages = _walsh(values)
+    tail = _upper_tail(np.size(np.asarray(values)))
     # The largest k with P(W >= k) <= 1 - confidence leaves that many averages above the bound at most.
     significant = np.flatnonzero(tail <= 1 - confidence)
     if not len(significant):
         return float("inf")
-    averages = _walsh(values)
     return float(averages[significant[0] - 1])
 
 
-def lower_bound(values: np.ndarray, confidence: float = 0.95) -> float:
+def lower_bound(values: ArrayLike, confidence: float = 0.95) -> float:
     """The other side of `upper_bound`."""
     return -upper_bound(-np.asarray(values, float), confidence)
 
 
-def _walsh(values: np.ndarray) -> np.ndarray:
+def _walsh(values: ArrayLike) -> np.ndarray:
     values = np.asarray(values, float)
     i, j = np.triu_indices(len(values))
     return np.sort((values[i] + values[j]) / 2)

@@ -1,12 +1,52 @@
-"""The verdict: one status a cell, one exit code a run. Everything printed comes from it."""
+"""The verdict: one status a cell, one exit code a run. Everything printed or written comes from it."""
 
 import dataclasses
 from typing import Any
 
-WORST_FIRST = ("wrong", "missing", "regressed", "new", "improved", "skipped", "unchanged")
+WORST_FIRST = (
+    "wrong",
+    "missing",
+    "regressed",
+    "inconclusive",
+    "new",
+    "improved",
+    "skipped",
+    "unchanged",
+)
 FAILING = ("missing", "regressed")
-REGRESSED, INTEGRITY, NO_BASELINE = 10, 11, 13
-"""Exit codes beside pytest's own 0-5; 12 (inconclusive) belongs to the tiers on time."""
+REGRESSED, INTEGRITY, INCONCLUSIVE, NO_BASELINE = 10, 11, 12, 13
+"""Exit codes beside pytest's own 0-5."""
+DRIFTS = {
+    "code": "the source lowers to another program by the same JAX",
+    "jax": "this JAX lowers the source to another program than the stored one's JAX",
+    "compiler": "the same program gets other bytes or flops from this compiler or its flags",
+    "environment": "the run took place elsewhere, or with other settings",
+}
+"""What can change without, or with, the code; only `code` is blamed on the change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift:
+    """One kind of DRIFTS and what it says: of one cell, or (id None) of the run."""
+
+    kind: str
+    text: str
+    id: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Two programs side by side: today's time over the stored one's, its one-sided 95 % bounds, pairs, seconds.
+
+    `confirmed` is the ratio in a fresh process, where one was asked.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+    seconds: float
+    confirmed: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,20 +58,30 @@ class CellVerdict:
     reasons: tuple[str, ...] = ()
     stored: dict[str, Any] | None = None
     today: dict[str, Any] | None = None
+    timing: Timing | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """The judgement of a run.
 
-    `partial` says that the run was narrowed (by -k, -x, --lf or grid options) and so compares only what it
-    ran; `faults` are integrity faults that no single cell carries.
+    Attributes:
+      cells: in the order in which they were judged.
+      baseline: the file that the run was compared with.
+      partial: the run was narrowed (by -k, -x, --lf or grid options) and so compares only what it ran.
+      faults: integrity faults that no single cell carries.
+      drift: what else differs from the baseline's run than the code.
+      notes: what else a reader should know: noise, limits in force.
+      environment: of this run.
     """
 
     cells: tuple[CellVerdict, ...]
     baseline: str
     partial: bool
     faults: tuple[str, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    notes: tuple[str, ...] = ()
+    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def count(self, status: str) -> int:
         return sum(cell.status == status for cell in self.cells)
@@ -39,10 +89,12 @@ class Verdict:
     @property
     def compared(self) -> int:
         """Cells that were held against a stored record."""
-        return sum(cell.status in ("regressed", "improved", "unchanged") for cell in self.cells)
+        return sum(self.count(status) for status in ("regressed", "inconclusive", "improved", "unchanged"))
 
     def exit_code(self, strict: bool) -> int:
-        """0, 10 or 11; a run in which nothing was compared never passes."""
+        """0, or 10 to 12; a run in which nothing was compared never passes. Strict: a partial one neither."""
         if self.faults or self.count("missing") or not self.compared or (strict and self.partial):
             return INTEGRITY
-        return REGRESSED if self.count("regressed") else 0
+        if self.count("regressed"):
+            return REGRESSED
+        return INCONCLUSIVE if self.count("inconclusive") else 0

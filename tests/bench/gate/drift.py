@@ -1,0 +1,56 @@
+"""Drift: what differs from the baseline's run besides the change under test. Only code drift is blamed on it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import deterministic, limits
+from .evidence import Evidence
+from .verdict import Drift
+
+COMPILED_BY = ("jax", "jaxlib", "backend", "device_kind", "xla_flags", "x64", "matmul_precision")
+"""Fields of the environment that decide what a program compiles to."""
+TIMED_BY = ("cpu", "cores")
+"""Those that decide how long it takes."""
+
+
+def compiled_alike(today: dict[str, Any], stored: dict[str, Any]) -> bool:
+    """Whether two environments compile one program to the same bytes."""
+    return all(today.get(name) == stored.get(name) for name in COMPILED_BY)
+
+
+def of_environment(today: dict[str, Any], stored: dict[str, Any]) -> list[Drift]:
+    """A line for each field that differs."""
+    return [
+        Drift("environment", f"{name}: {stored.get(name)} -> {today.get(name)}")
+        for name in (*COMPILED_BY, *TIMED_BY)
+        if today.get(name) != stored.get(name)
+    ]
+
+
+def of_cell(
+    identity: str,
+    seen: Evidence,
+    today: Mapping[str, Any],
+    stored: dict[str, Any],
+    same_jax: bool,
+    settings: tuple[limits.Limit, ...],
+) -> list[Drift]:
+    """Code or JAX drift where the program is another; compiler drift where one program got other figures."""
+    if seen.against is None or seen.digest is None:
+        return []
+    found = []
+    if not seen.same:
+        figures = seen.figures or {}
+        moved = [
+            f"{name} {deterministic.change(figures[name], today[name])}"
+            for name in deterministic.METRICS
+            if figures.get(name) is not None and figures[name] != today.get(name)
+        ]
+        what = "; ".join(moved) or "same bytes and flops"
+        found.append(Drift("code" if same_jax else "jax", f"another program: {what}", identity))
+    compiled_now = today if seen.same else seen.figures
+    if compiled_now is not None:
+        worse, better = deterministic.compare({**stored, **compiled_now}, stored, settings)
+        if worse or better:
+            found.append(Drift("compiler", f"the stored program: {'; '.join(worse + better)}", identity))
+    return found

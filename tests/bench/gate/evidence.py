@@ -1,0 +1,48 @@
+"""The evidence: what was seen of a cell and its stored program while both were at hand; judged after all cells."""
+
+import dataclasses
+from typing import Any
+
+from ..stored_program import StoredProgram
+from .paired import Pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """One cell's.
+
+    Attributes:
+      digest: of today's program; None where it cannot be stored, and `unstorable` says why.
+      against: digest of the stored program; None where the baseline has none.
+      figures: bytes and flops of the stored program, compiled now; None where that was not needed.
+      pairs: both side by side; None where that was not needed, or not possible: then `not_paired` says why.
+      asked_by: what led to compiling it: `code` (another program), `stored time` (the trip-wire),
+        `all programs` (as told), `jax` (of another JAX; only its bytes and flops are of interest).
+      fault: the stored program cannot be trusted.
+      program: today's; not kept in a journal.
+    """
+
+    digest: str | None = None
+    against: str | None = None
+    figures: dict[str, Any] | None = None
+    pairs: Pairs | None = None
+    asked_by: str | None = None
+    not_paired: str | None = None
+    unstorable: str | None = None
+    fault: str | None = None
+    program: StoredProgram | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether today's program is the stored one."""
+        return self.digest is not None and self.digest == self.against
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, without the program."""
+        return dataclasses.asdict(dataclasses.replace(self, program=None))
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], program: StoredProgram | None) -> "Evidence":
+        pairs = values["pairs"]
+        pairs = pairs and Pairs(tuple(pairs["logs"]), pairs["end"], pairs["seconds"])
+        return cls(**values | {"pairs": pairs, "program": program})

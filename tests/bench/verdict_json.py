@@ -1,0 +1,48 @@
+"""The verdict as JSON, for other programs. verdict.schema.json beside this file says what each field means."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from . import atomic, baseline
+from .gate.verdict import WORST_FIRST, Verdict
+from .wording import worst_first
+
+SCHEMA = 1
+SCHEMA_FILE = Path(__file__).with_name("verdict.schema.json")
+
+
+def document(verdict: Verdict, exit_code: int) -> dict[str, Any]:
+    """The verdict as plain values. Figures that are not finite (a metric that vanished) become None."""
+    return {
+        "schema": SCHEMA,
+        "exit_code": exit_code,
+        "baseline": verdict.baseline,
+        "partial": verdict.partial,
+        "compared": verdict.compared,
+        "counts": {status: verdict.count(status) for status in WORST_FIRST},
+        "faults": list(verdict.faults),
+        "drift": [dataclasses.asdict(drift) for drift in verdict.drift],
+        "notes": list(verdict.notes),
+        "environment": _plain(verdict.environment),
+        "cells": [_plain(dataclasses.asdict(cell)) for cell in worst_first(verdict.cells)],
+    }
+
+
+def write(path: Path, verdict: Verdict, exit_code: int) -> None:
+    """Writes the document, atomically: readers see the old file or the new one, whole.
+
+    Raises:
+      BaselineError: the file cannot be written, or a record holds what JSON cannot.
+    """
+    atomic.write(path, baseline.dumps(document(verdict, exit_code)).encode())
+
+
+def _plain(value: Any) -> Any:
+    """Lists for tuples, and None for figures that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,109 @@
+"""What every output says of a verdict: a cell's figures, the counts, the drifts, how to accept."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .gate.verdict import DRIFTS, FAILING, WORST_FIRST, CellVerdict, Timing, Verdict
+
+HEADINGS = ("verdict", "cell", "temp MiB", "side by side", "time ms", "of matmul")
+HEADLINES = {
+    "wrong": "Wrong numbers",
+    "missing": "Cells or metrics are missing",
+    "regressed": "Regressed",
+    "inconclusive": "Inconclusive",
+    "improved": "Improved",
+    "new": "New cells",
+    "unchanged": "Unchanged",
+}
+"""The verdict of a run in words: that of the first status here that one of its cells has."""
+RECORD = 'tox run -e baseline -- --reason "..."'
+SLOWER = ' --accept-slower "..."'
+CELLS_OF_A_DRIFT = 3
+PARTIAL = "this run was narrowed; cells that did not run were not compared, and it is no baseline"
+
+
+def worst_first(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
+    """By status; cells of one status stay in their order."""
+    return sorted(cells, key=lambda cell: WORST_FIRST.index(cell.status))
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in words, then the counts."""
+    words = next((text for status, text in HEADLINES.items() if verdict.count(status)), "")
+    if not verdict.count("wrong"):
+        if verdict.faults:
+            words = "Integrity fault"
+        elif not verdict.compared and not verdict.count("missing"):
+            words = "Nothing was compared"
+    return f"{words}: {counts(verdict)}"
+
+
+def counts(verdict: Verdict) -> str:
+    """How many cells have each status, worst first."""
+    return ", ".join(f"{n} {s}" for s in WORST_FIRST if (n := verdict.count(s))) or "no cell"
+
+
+def compared(verdict: Verdict) -> str:
+    """How many cells were compared, and by what."""
+    timed = any(cell.timing for cell in verdict.cells)
+    return f"{verdict.compared} compared ({'bytes, flops and time' if timed else 'bytes and flops'})"
+
+
+def figures(cell: CellVerdict) -> tuple[str, ...]:
+    """The columns of HEADINGS after the cell, empty where there is nothing to say."""
+    return (
+        _pair(cell, "xla_temp_mb", "{:.2f}"),
+        _side_by_side(cell.timing),
+        _pair(cell, "median_ms", "{:.1f}"),
+        _pair(cell, "gemm_fraction", "{:.0%}"),
+    )
+
+
+def filled(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """A table, headings first, without the columns that no row fills."""
+    kept = [number for number, column in enumerate(zip(*rows, strict=True)) if any(column)]
+    return [tuple(row[number] for number in kept) for row in (headings, *rows)]
+
+
+def drift(
+    verdict: Verdict, as_id: Callable[[str], str] = str, as_text: Callable[[str], str] = str
+) -> list[str]:
+    """A line for each kind of drift: what it means, what differs in the run, and some of the cells."""
+    out = []
+    for kind in sorted({found.kind for found in verdict.drift}, key=list(DRIFTS).index):
+        found = [drift for drift in verdict.drift if drift.kind == kind]
+        run = [as_text(drift.text) for drift in found if drift.id is None]
+        cells = [f"{as_id(drift.id)} ({as_text(drift.text)})" for drift in found if drift.id is not None]
+        out.append(f"{kind} drift: {DRIFTS[kind]}: " + "; ".join([*run, *some(cells, CELLS_OF_A_DRIFT)]))
+    return out
+
+
+def accept(verdict: Verdict) -> list[tuple[str, str]]:
+    """(what to do, the command that does it), for what is worse and for what is better or new."""
+    slower = SLOWER if verdict.count("regressed") else ""
+    out = []
+    failing = any(verdict.count(status) for status in FAILING)
+    if failing:
+        out.append(("if this is meant, accept it", RECORD + slower))
+    for status, gain in (("improved", "keep it as the new bar"), ("new", "gate it from now on")):
+        if n := verdict.count(status):
+            cells = f"{n} cell" if n == 1 else f"{n} cells"
+            first = "fix or accept what is worse, then " if failing else ""
+            out.append((f"{status}: {cells}; {first}{gain}", RECORD))
+    return out
+
+
+def some(items: list[str], most: int) -> list[str]:
+    """The first items, and how many more there are."""
+    return items if len(items) <= most else [*items[:most], f"and {len(items) - most} more"]
+
+
+def _side_by_side(timing: Timing | None) -> str:
+    return f"x{timing.ratio:.2f} ({timing.low:.2f} to {timing.high:.2f})" if timing else ""
+
+
+def _pair(cell: CellVerdict, field: str, form: str) -> str:
+    """Stored -> now, or the one there is."""
+    values: list[Any] = [record.get(field) for record in (cell.stored, cell.today) if record is not None]
+    texts = [form.format(value) for value in values if value is not None]
+    return texts[0] if len(set(texts)) == 1 else " -> ".join(texts)
