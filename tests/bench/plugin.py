@@ -15,7 +15,7 @@ from _pytest.runner import runtestprotocol
 
 from . import options, pin
 from .cell import SUITES
-from .errors import BaselineError, BenchError, GridError, NoBaseline
+from .errors import BaselineError, BenchError, EnvironmentFault, GridError, NoBaseline
 from .gate.verdict import FAILING
 from .progress import Progress
 from .session import KEY, Cells
@@ -64,7 +64,10 @@ def start(cells: Cells) -> None:
         platform = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}[cells.options.device]
         os.environ["JAX_PLATFORMS"] = platform
     import fnmatch
+    import importlib.util
 
+    if cells.measuring and importlib.util.find_spec("flatbuffers") is None:
+        raise EnvironmentFault("a cell's program is stored with flatbuffers: pip install flatbuffers")
     from . import environment, grid
     from .gate import limits
 
