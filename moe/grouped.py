@@ -1,8 +1,8 @@
 """The grouped feed-forward: a loop over experts, each taking its rows in pieces of a few static sizes.
 
-Memory is a band of one expert's hidden columns and one piece, whatever the number of tokens; the backward
-pass recomputes the hidden rows of a piece instead of keeping them. `chunked` and `blocked` are this loop with
-their own piece sizes.
+Memory is a band of one expert's hidden columns, one piece and one float32 total (T, d), whatever else the
+number of tokens; the backward pass recomputes the hidden rows of a piece instead of keeping them. `chunked`
+and `blocked` are this loop with their own piece sizes.
 """
 
 import functools
@@ -14,8 +14,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from moe.dispatch import Dispatch
+from moe.config import Config, positive
+from moe.dispatch import Dispatch, dispatch
 from moe.experts import Params, matmul, swiglu
+from moe.router import Aux, route
 
 # A slice of under about 480 bytes that is written into a large buffer inside a loop costs the whole buffer on
 # CPU since JAX 0.11.1 (jax-ml/jax issue 40101), so gradients of weights are written at least this many at
@@ -42,6 +44,32 @@ def ladder(largest: int) -> tuple[int, ...]:
     while len(sizes) < 4 and sizes[0] % 2 == 0 and sizes[0] // 2 >= 32:
         sizes.insert(0, sizes[0] // 2)
     return tuple(sizes)
+
+
+def piece_rows(wanted: int, slab_elems: int | None, tokens: int, config: Config) -> int:
+    """`wanted` rows, or as many as there are assignments, or as `slab_elems` hidden elements hold.
+
+    Raises ValueError for a slab that does not hold the smallest piece.
+    """
+    if slab_elems is not None:
+        least = FEWEST_ROWS * config.d_hidden
+        if positive("slab_elems", slab_elems) < least:
+            raise ValueError(
+                f"slab_elems={slab_elems} does not hold the smallest piece, {FEWEST_ROWS} rows of "
+                f"d_hidden={config.d_hidden}; give at least {least}"
+            )
+        wanted = min(wanted, slab_elems // config.d_hidden)
+    return min(wanted, max(tokens * config.top_k, 1))
+
+
+def grouped_layer(
+    params: Params, x: Float[Array, "T d"], config: Config, sizes: tuple[int, ...], whole: bool = False
+) -> tuple[Float[Array, "T d"], Aux]:
+    """Route, sort the assignments by expert, run each expert on its rows (see `feed_forward`)."""
+    routing = route(params.router, x, config)
+    rows = dispatch(routing, config.experts)
+    y = feed_forward(sizes, whole, params, x, rows)
+    return y.astype(x.dtype), Aux(rows.counts, jnp.int32(0))
 
 
 def take(

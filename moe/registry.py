@@ -88,7 +88,10 @@ def choose(config: Config, tokens: int, dtype: DTypeLike = jnp.float32, backend:
     Args:
         tokens: rows of x, all leading dimensions together.
         dtype: of x.
-        backend: "cpu", "gpu", "cuda" or "tpu"; None is JAX's default backend.
+        backend: "cpu", "gpu", "cuda", "rocm" or "tpu"; None is JAX's default backend.
+
+    Raises ValueError for a negative `tokens` or an unknown backend. `tokens` and `dtype` only enter the reason
+    so far.
     """
     backend = backend or jax.default_backend()
     if tokens < 0:

@@ -76,6 +76,9 @@ def train_step(
         impl: as in `apply`.
         donate: whether the state's buffers are handed on to the new state (the old one is gone then).
         **tuning: as in `apply`.
+
+    Raises ValueError for an unknown `impl` or a tuning value that it does not take; with "auto", tuning values are
+    checked when the step is traced.
     """
     if impl != "auto":
         get(impl).check(tuning)

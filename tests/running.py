@@ -73,7 +73,8 @@ class Runner:
         plugins.mkdir(parents=True)
         (plugins / "tinygrid.py").write_text(TINY)
         # What a pytest or an xdist worker around this one tells its children is not meant for a run of its own.
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
+        others = ("PYTEST_", "COV_", "GITHUB_", "CI")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         self.env = env | {
             "PYTHONPATH": os.pathsep.join(map(str, (plugins, ROOT))),
             "JAX_PLATFORMS": "cpu",
@@ -96,6 +97,7 @@ class Runner:
             "tinygrid",
             "-o",
             f"cache_dir={self.folder / 'cache'}",
+            f"--reports={self.folder / 'reports'}",
             "--bench-seconds",
             "0.05",
         ]

@@ -11,7 +11,6 @@ import pytest
 
 import moe
 from moe.dense import weighted_experts
-from moe.registry import IMPLEMENTATIONS
 from moe.router import route
 from tests import oracle
 from tests.bench.numerics import RAGGED_TOLERANCE, TOLERANCES, Tolerance, rel_err, worst_leaf
@@ -269,10 +268,6 @@ def test_activation_gradients_equal_finite_differences_of_the_oracle(implementat
         # Elementwise, each against itself: a norm would see the largest alone. Under 1e-30 float32 flushes.
         np.testing.assert_allclose(grad[0], expected_row, TOLERANCES[dtype].grad, 1e-30, err_msg=name)
         assert not grad[1:].any()
-
-
-def test_table_has_every_implementation():
-    assert moe.implementations() == tuple(IMPLEMENTATIONS)
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 1), (3, 3, 4), (2, 4)])

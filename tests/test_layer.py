@@ -36,8 +36,6 @@ def test_reference_comes_first():
 @every_implementation
 def test_table_gives_what_apply_runs(implementation):
     entry = get(implementation)
-    assert entry is IMPLEMENTATIONS[implementation]
-    assert entry.id == implementation
     x = jax.random.normal(jax.random.key(2), (5, 6))
     y, aux = entry.apply(PARAMS, x, CONFIG)
     out = moe.apply(PARAMS, x, CONFIG, impl=implementation)

@@ -24,7 +24,6 @@ from tests.bench import (
     anchor,
     baseline,
     environment,
-    grid,
     inputs,
     measure,
     numerics,
@@ -505,8 +504,3 @@ def test_importing_the_plugin_does_not_import_jax(tmp_path):
 
     words = "import sys, tests.bench.plugin; print('jax' in sys.modules)"
     assert Runner(tmp_path / "run").python("-c", words).text == "False\n"
-
-
-def test_grid_of_the_suite_is_that_of_the_package():
-    assert grid.implementation(CHUNKED) is IMPLEMENTATIONS[CHUNKED]
-    assert set(IMPLEMENTATIONS) == set(moe.implementations())

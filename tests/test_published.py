@@ -235,7 +235,7 @@ BORROWING = {"run": "cpu_chunk_v1", "suite": "chunk", "code": "final-kernel"}
 
 
 def id_of(published_record):
-    return published_import.cell_id(published_record)
+    return published_import.cell_of(published_record).id
 
 
 def theirs(*records):

@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .baseline import SCHEMA
 from .cell import Cell
 from .errors import BenchError, EnvironmentFault
 from .grid import Entry
 from .program import MIB, Bytes, flat
-from .record import SCHEMA
 
 RUNS = 3
 """Timed runs of the largest size: each takes seconds to minutes."""

@@ -5,6 +5,7 @@ that of a regressed cell becomes a failure, so that terminal, JUnit, `--lf` and 
 numerics are wrong is reported at once, so `-x` stops there.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def start(cells: Cells) -> None:
     """Choose the device, describe the environment, build the grid."""
-    import os
-
     if cells.options.device:
         platform = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}[cells.options.device]
         os.environ["JAX_PLATFORMS"] = platform
@@ -302,7 +301,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if cells.verdict is None:
             session.exitstatus = INTEGRITY  # Disabled, parallel or unchecked: nothing was compared.
         else:
-            session.exitstatus = cells.verdict.exit_code(strict=cells.options.gate == "strict")
+            strict, recorded = (
+                cells.options.gate == "strict",
+                os.environ.get("CI", "").lower() in ("1", "true"),
+            )
+            session.exitstatus = cells.verdict.exit_code(strict, recorded)
     if cells.verdict is not None:
         cells.publish(int(session.exitstatus))
 
@@ -317,8 +320,9 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_
     cells = config.stash.get(KEY, None)
     if cells is None:
         return
+    from .baseline import SCHEMA
     from .gate.timing import noisy
-    from .record import SCHEMA, skipped
+    from .record import skipped
 
     # A cell that failed after it was timed (in a teardown, say) is not stored either.
     wrong = {node for node, identity in cells.ids.items() if identity in cells.wrong}

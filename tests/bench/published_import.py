@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from . import atomic, baseline
-from .errors import BaselineError
+from .cell import Cell
+from .errors import BaselineError, GridError
 
 FILE = Path("published", "0001_published.json")
 REJECTED = "concatenated"
@@ -111,24 +112,14 @@ def reconstruct(document: dict[str, Any]) -> dict[str, Any]:
     return {"device": block["device"], "config": block["config"], "results": records}
 
 
-def cell_id(record: Record) -> str:
-    """The id under which the grid runs this cell; the chunk sweeps, published without a skew, have 0."""
-    suite = "" if record["suite"] == "layer" else f"{record['suite']}/"
+def cell_of(record: Record) -> Cell:
+    """The cell as the grid runs it; the chunk sweeps, published without a skew, have 0."""
     impl = REJECTED if record["code"] == "rejected" else record["impl"]
-    tuning = f"-chunk{record['chunk']}" if record.get("chunk") is not None else ""
-    return (
-        f"{suite}{record['routing']}:{impl}:{record['dispatch']}-{record['dtype']}"
-        f"-t{record['tokens']}-e{record['experts']}-k{record['top_k']}-s{float(record.get('skew', 0.0))}"
-        f"-d{record['d_model']}-h{record['d_hidden']}-{record['op']}{tuning}"
-    )
-
-
-def shape(record: Record) -> str:
-    """The group of cells that do the same work side by side."""
-    sweep = "" if record["suite"] == "layer" else f"{record['suite']} sweep, "
-    return (
-        f"{sweep}{record['dtype']}, {record['tokens']} tokens, {record['experts']} experts, "
-        f"top_k {record['top_k']}, skew {float(record.get('skew', 0.0))}, {record['op']}"
+    return Cell(
+        *(record["suite"], f"{record['routing']}:{impl}:{record['dispatch']}", record["dtype"]),
+        *(record["tokens"], record["experts"], record["top_k"], record["op"]),
+        *(float(record.get("skew", 0.0)), record["d_model"], record["d_hidden"]),
+        chunk=record.get("chunk"),
     )
 
 
@@ -143,15 +134,18 @@ def _entry(record: Record, number: int) -> dict[str, Any]:
             raise BaselineError(
                 f"results[{number}] has {field}={record[field]!r}; it must be a positive number"
             )
-    identity, suite = cell_id(record), record["suite"]
+    try:
+        cell = cell_of(record)
+    except GridError as fault:
+        raise BaselineError(f"results[{number}] is no cell: {fault}") from fault
     median, q1, q3 = (record[field] / 1000 for field in ("median_ms", "q1_ms", "q3_ms"))
     return {
-        "group": shape(record),
-        "name": f"test_{suite}[{identity}]",
-        "fullname": f"tests/bench/test_{suite}.py::test_{suite}[{identity}]",
-        "params": {"cell": identity},
-        "param": identity,
-        "extra_info": {"id": identity} | record,
+        "group": cell.group,
+        "name": f"test_{cell.suite}[{cell.id}]",
+        "fullname": f"tests/bench/test_{cell.suite}.py::test_{cell.suite}[{cell.id}]",
+        "params": {"cell": cell.id},
+        "param": cell.id,
+        "extra_info": {"id": cell.id} | record,
         "options": {},
         "stats": {
             "min": q1,

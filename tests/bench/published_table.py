@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from .published_cells import Figure, Row
-from .published_import import shape
+from .published_import import cell_of
 
 COLUMNS = (
     ("cell", "temp MB", "time / dense (bar)", "worst rel_err", "arg MB", "out MB", "compile s"),
@@ -30,9 +30,9 @@ def render(rows: list[Row]) -> str:
 
 
 def _table(title: str, rows: list[Row]) -> str:
-    seen = {shape(row.cell): place for place, row in reversed(list(enumerate(rows)))}
+    seen = {_group(row): place for place, row in reversed(list(enumerate(rows)))}
     # Rows that do the same work stand together, groups in published order.
-    compared = sorted((row for row in rows if row.state == "compared"), key=lambda row: seen[shape(row.cell)])
+    compared = sorted((row for row in rows if row.state == "compared"), key=lambda row: seen[_group(row)])
     if not compared:
         return ""
     body = [_line(row) for row in compared]
@@ -44,9 +44,13 @@ def _table(title: str, rows: list[Row]) -> str:
         return "  ".join([first.ljust(widths[0]), *cells, *others[len(cells) :]]).rstrip()
 
     lines = [title, *map(aligned, COLUMNS)]
-    for group, members in groupby(zip(compared, body, strict=True), key=lambda pair: shape(pair[0].cell)):
+    for group, members in groupby(zip(compared, body, strict=True), key=lambda pair: _group(pair[0])):
         lines += ["", group, *(aligned(line) for _, line in members)]
     return "\n".join(lines)
+
+
+def _group(row: Row) -> str:
+    return cell_of(row.cell).group
 
 
 def _line(row: Row) -> tuple[str, ...]:

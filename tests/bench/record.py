@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from .baseline import SCHEMA
 from .cell import Cell
 from .numerics import Numerics
 from .program import MIB, Compiled
-
-SCHEMA = 1
 
 
 def record(

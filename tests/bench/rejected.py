@@ -4,8 +4,6 @@ It was slower and takes a copy of two thirds of the parameters (published as cod
 measurable here, outside `moe`, so that the decision can be checked again.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -69,7 +67,7 @@ def _backward(saved, dy):
     def add(totals, piece):
         dboth, ddown, dx = totals
         token, weight, expert = piece
-        _, pull = jax.vjp(functools.partial(_piece), both[expert], down[expert], _take(x, token), weight)
+        _, pull = jax.vjp(_piece, both[expert], down[expert], _take(x, token), weight)
         gboth, gdown, gx, gweight = pull(_take(dy, token))
         dx = dx.at[token].add(gx.astype(jnp.float32), mode="drop")
         return (dboth.at[expert].add(gboth), ddown.at[expert].add(gdown), dx), gweight

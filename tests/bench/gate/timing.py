@@ -57,6 +57,12 @@ def judge(
     again = confirmed.ratio if isinstance(confirmed, Pairs) else None
     timing = Timing(pairs.ratio, low, high, len(pairs.logs), pairs.seconds, again)
     said = f"time {pairs} of the stored program's (limit x{limit:g})"
+    if seen.same and seen.asked_by == "stored time":
+        # Nothing changed, so only two witnesses that agree say otherwise: the trip-wire and the pairs. A fresh
+        # process would run the program alone, without what is around it.
+        if suspect == "slower" and not moved:
+            return "regressed", [f"{said}, with the same program: the cause is outside it"], timing
+        return "unchanged", [], timing
     if suspect is None:
         if high < limit:
             return "unchanged", [], timing
@@ -64,9 +70,6 @@ def judge(
     if moved:
         return "inconclusive", [f"{said}, but a null control of this run moved: too noisy to tell"], timing
     status = "regressed" if suspect == "slower" else "improved"
-    if seen.same and seen.asked_by == "stored time":
-        # The trip-wire and the pairs are two witnesses; a fresh process would run the program alone.
-        return status, [f"{said}, with the same program: the cause is outside it"], timing
     if not isinstance(confirmed, Pairs):
         return "inconclusive", [f"{said}; not confirmed: {confirmed}"], timing
     if confirmed.end == suspect:
