@@ -33,7 +33,7 @@ def upper_bound(values: ArrayLike, confidence: float = 0.95) -> float:
     """One-sided bound: the true median is under it with this confidence. Infinite for too few values."""
     averages = _walsh(values)
     tail = _upper_tail(np.size(np.asarray(values)))
-    # The largest k with P(W >= k) <= 1 - confidence leaves that many averages above the bound at most.
+    # Some k averages at or under a value reject it once P(W >= k) <= 1 - confidence: the smallest such k.
     significant = np.flatnonzero(tail <= 1 - confidence)
     if not len(significant):
         return float("inf")
