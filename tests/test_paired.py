@@ -122,6 +122,12 @@ def test_fewer_than_twelve_pairs_decide_nothing(fitting, end):
     assert (len(pairs.logs), pairs.end) == (fitting, end)
 
 
+@pytest.mark.parametrize("fitting", [12, 18, 24, 30, 48])
+def test_a_race_ends_with_the_pair_that_spends_its_budget(fitting):
+    pairs = Race(1.0, 1.0).run(budget_s=4 + 2 * fitting - 0.5, limit=1.0)
+    assert (len(pairs.logs), pairs.end) == (fitting, "undecided")
+
+
 def test_one_pair_is_run_whatever_the_budget():
     pairs = Race(100.0, 100.0).run(budget_s=1e-3)
     assert (pairs.logs, pairs.end) == ((0.0,), "undecided")

@@ -95,7 +95,7 @@ def race(
                 break
         seconds = clock() - start
         end = decide(logs, ALPHA / max(cells, 1), limit)
-        if end != "undecided" or len(logs) < look or len(logs) >= MOST:
+        if end != "undecided" or seconds > budget_s or len(logs) >= MOST:
             return Pairs(tuple(logs), end, seconds)
         look *= 2
 
