@@ -164,6 +164,13 @@ def test_another_jax_is_noted():
     assert not [note for note in judged(SAME).notes if "JAX" in note]
 
 
+def test_a_figure_that_only_one_program_has_is_no_drift():
+    """The stored record never had flops, and this compiler counts them for the stored program alone."""
+    verdict = judged(another(), FIGURES | {"flops": None}, flops=None)
+    assert [found.text for found in verdict.drift] == ["another program: same bytes and flops"]
+    assert verdict.cells[0].status == "unchanged"
+
+
 def test_a_faulty_stored_program_is_missing_and_tells_no_drift():
     verdict = judged(Evidence("today", "stored", fault="stored.bin is damaged"), MORE)
     assert verdict.cells[0].status == "missing"

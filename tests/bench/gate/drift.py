@@ -44,7 +44,7 @@ def of_cell(
         moved = [
             f"{name} {deterministic.change(figures[name], today[name])}"
             for name in deterministic.METRICS
-            if figures.get(name) is not None and figures[name] != today.get(name)
+            if None not in (figures.get(name), today.get(name)) and figures[name] != today[name]
         ]
         what = "; ".join(moved) or "same bytes and flops"
         found.append(Drift("code" if same_jax else "jax", f"another program: {what}", identity))
