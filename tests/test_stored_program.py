@@ -196,6 +196,21 @@ def test_export_leaves_jaxs_configuration_as_it_was():
     assert flags.jax_traceback_in_locations_limit == before
 
 
+@pytest.mark.parametrize("note", [" loc(", ' "', " loc(x", "#loc1", ") loc((("], ids=repr)
+def test_what_looks_like_a_location_in_a_string_hides_nothing(note):
+    """All that stands between two such strings is still there."""
+
+    def calls(value, between):
+        value = jax.ffi.ffi_call("tpu_custom_call", SPEC)(value, note=note)
+        value = value * between
+        return jax.ffi.ffi_call("tpu_custom_call", SPEC)(value, note=")")
+
+    texts = [stored_program.text_of(unchecked(lambda x, n=n: calls(x, n), "tpu")) for n in (2.0, 3.0)]
+    assert texts[0] != texts[1]
+    assert all(text.count("stablehlo.custom_call") == 2 and "multiply" in text for text in texts)
+    assert "#loc =" not in texts[0]
+
+
 # Files that are damaged
 
 

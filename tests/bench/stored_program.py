@@ -31,7 +31,11 @@ CUSTOM_CALLS: dict[str, frozenset[str]] = {
 """Targets that a program may call, by platform: kernels that come within the program, never code of the host."""
 _CALL = re.compile(r'custom_call\s+@([\w$.]+)|call_target_name\s*=\s*"([^"]*)"')
 _HOST = re.compile(r"stablehlo\.(send|recv|infeed|outfeed)\b")
-_LOCATION = re.compile(r"^#loc.*\n| loc\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)", re.MULTILINE)
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_PLAIN = rf'[^()"]|{_STRING}'
+_NESTED = rf"(?:{_PLAIN}|\((?:{_PLAIN}|\((?:{_PLAIN}|\((?:{_PLAIN})*\))*\))*\))*"
+_LOCATION = re.compile(rf"({_STRING})|^#loc.*\n| loc\({_NESTED}\)", re.MULTILINE)
+"""A string, which stays whatever it says, or a location."""
 
 
 class Unstorable(BenchError):
@@ -149,7 +153,7 @@ def compile_stored(program: StoredProgram, where: str) -> Compiled:
 
 def text_of(exported: Any) -> str:
     """The program's text without the locations in the source, which move with every edit."""
-    return _LOCATION.sub("", exported.mlir_module())
+    return _LOCATION.sub(lambda found: found[1] or "", exported.mlir_module())
 
 
 def check_calls(text: str, platform: str, where: str) -> None:
