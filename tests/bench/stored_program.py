@@ -96,21 +96,23 @@ def unpack(data: bytes, where: str) -> StoredProgram:
         head, _, packed = data[len(MAGIC) :].partition(b"\n")
         header = json.loads(head)
         size = header["export"]
-        if not (isinstance(size, int) and 0 < size <= LARGEST):
+        if not _whole(size, range(1, LARGEST + 1)):
             raise ValueError(f"export={size} is not 1..{LARGEST} bytes")
         unpacker = zlib.decompressobj()
         content = unpacker.decompress(packed, size)
-        if len(content) != size or unpacker.unconsumed_tail or not unpacker.eof:
+        if len(content) != size or unpacker.unconsumed_tail or unpacker.unused_data or not unpacker.eof:
             raise ValueError("its size is not what its header says")
         known = {field.name for field in dataclasses.fields(StoredProgram)}
         if set(header) != known:
             raise ValueError("its header has other fields")
         program = StoredProgram(**header | {"export": content, "inputs": tuple(header["inputs"])})
-        if not all(isinstance(getattr(program, name), str) for name in ("digest", "jax", "platform")):
+        texts = (program.digest, program.jax, program.platform, *program.inputs)
+        if not isinstance(header["inputs"], list) or not all(isinstance(text, str) for text in texts):
             raise ValueError("its header has values of other types")
-        if program.platform not in CUSTOM_CALLS or type(program.donated) is not int:
+        donations = range(len(program.inputs) + 1)
+        if program.platform not in CUSTOM_CALLS or not _whole(program.donated, donations):
             raise ValueError(f"platform={program.platform!r}, donated={program.donated!r}")
-    except (ValueError, KeyError, TypeError, zlib.error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
         raise BaselineError(f"{where} is no stored program ({error}); restore it or record again") from error
     return program
 
@@ -171,6 +173,11 @@ def check_calls(text: str, platform: str, where: str) -> None:
 
 def _digest(text: str, donated: int) -> str:
     return hashlib.sha256(f"{donated}\n{text}".encode()).hexdigest()
+
+
+def _whole(value: Any, among: range) -> bool:
+    """Whether a value of a header is a whole number among these (which True is not)."""
+    return type(value) is int and value in among
 
 
 def _name(spec: Any) -> str:
