@@ -386,6 +386,26 @@ def test_a_program_that_this_jax_cannot_read_is_refused(forward, exported, conte
         assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
+def test_a_program_for_another_platform_is_read_and_not_compiled(platform):
+    flat = program.flat(FORWARD)
+    foreign = by_hand(jax.export.export(flat.jitted, platforms=[platform])(*flat.specs), platform)
+    assert stored_program.read(foreign, WHERE).platforms == (platform,)
+    with pytest.raises(BaselineError, match=rf"{WHERE} cannot be compiled.*platforms.*{platform}"):
+        stored_program.compile_stored(foreign, WHERE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"nr_devices": 2}, {"module_kept_var_idx": (0,)}], ids=["for two devices", "an argument less"]
+)
+def test_a_program_that_cannot_be_compiled_is_refused(exported, changes):
+    """All that the header can say of it is right."""
+    malformed = by_hand(dataclasses.replace(exported, **changes))
+    stored_program.read(malformed, WHERE)
+    with pytest.raises(BaselineError, match=rf"{WHERE} cannot be compiled"):
+        stored_program.compile_stored(malformed, WHERE)
+
+
 # Foreign calls
 
 
@@ -420,6 +440,35 @@ def test_a_layer_that_calls_the_host_is_not_stored(function):
     with pytest.raises(Unstorable, match=r"cannot be stored|calls lapack") as caught:
         stored_program.export(flat_of(function))
     assert FORWARD.id in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("platform", "targets", "named"),
+    [
+        ("cpu", ["xla_python_cpu_callback"], "xla_python_cpu_callback"),
+        ("cpu", ["xla_ffi_python_cpu_callback"], "xla_ffi_python_cpu_callback"),
+        ("cpu", ["tpu_custom_call"], "tpu_custom_call"),
+        ("cpu", ["a name with spaces"], "unknown form"),
+        ("cpu", ["odd.name"], r"odd\.name"),
+        ("cuda", ["mosaic_gpu_v2", "xla_ffi_python_gpu_callback"], "xla_ffi_python_gpu_callback"),
+        ("tpu", ["tpu_custom_call", "first", "second"], "first, second"),
+        ("rocm", ["mosaic_gpu_v2"], "mosaic_gpu_v2"),
+    ],
+)
+def test_a_program_that_calls_what_it_may_not_is_refused_when_read(platform, targets, named):
+    made = by_hand(unchecked(foreign(*targets), platform), platform)
+    with pytest.raises(BaselineError, match=rf"{WHERE} calls .*{named}.*record again"):
+        stored_program.read(stored_program.unpack(made.pack(), WHERE), WHERE)
+
+
+def test_a_call_between_two_strings_is_seen():
+    def hidden(x):
+        x = jax.ffi.ffi_call("tpu_custom_call", SPEC)(x, note=" loc(")
+        x = jax.ffi.ffi_call("evil", SPEC)(x)
+        return jax.ffi.ffi_call("tpu_custom_call", SPEC)(x, note=")")
+
+    with pytest.raises(BaselineError, match=f"{WHERE} calls evil"):
+        stored_program.read(by_hand(unchecked(hidden, "tpu"), "tpu"), WHERE)
 
 
 @pytest.mark.parametrize(
@@ -462,6 +511,12 @@ def test_effects_on_the_host_are_refused(forward, exported, monkeypatch):
     monkeypatch.setattr(jax.export, "deserialize", lambda blob: effect)
     with pytest.raises(BaselineError, match=f"{WHERE} has effects on the host"):
         stored_program.read(forward[0], WHERE)
+
+
+def test_a_platform_without_a_list_of_calls_stores_nothing(monkeypatch):
+    monkeypatch.setattr(jax.export, "default_export_platform", lambda: "metal")
+    with pytest.raises(Unstorable, match="platform=metal"):
+        stored_program.export(program.flat(FORWARD))
 
 
 # The child that reads first
@@ -602,8 +657,10 @@ def test_a_program_of_other_arguments_is_not_raced(examined):
         lambda stored, exported: ("f" * 64, b""),
         lambda stored, exported: ("f" * 64, dataclasses.replace(stored, digest="f" * 64).pack()),
         lambda stored, exported: from_hand(unchecked(foreign("evil"))),
+        lambda stored, exported: from_hand(unchecked(lambda x: x * 2, "tpu"), "tpu"),
+        lambda stored, exported: from_hand(dataclasses.replace(unchecked(lambda x: x * 2), nr_devices=2)),
     ],
-    ids=["swapped", "empty", "forged", "foreign call"],
+    ids=["swapped", "empty", "forged", "foreign call", "another platform", "for two devices"],
 )
 def test_a_program_that_cannot_be_trusted_is_the_cells_fault(examined, forward, exported, made):
     """It is told as such, with the file's name, and ends no run."""

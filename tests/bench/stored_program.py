@@ -71,6 +71,10 @@ class StoredProgram:
 def export(flat: Flat) -> StoredProgram:
     """Lower a cell's function to data. Raises Unstorable where it calls the host."""
     platform = jax.export.default_export_platform()
+    if platform not in CUSTOM_CALLS:
+        raise Unstorable(
+            f"{flat.cell.id} cannot be stored for platform={platform}; there are: {', '.join(CUSTOM_CALLS)}"
+        )
     allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS[platform]]
     try:
         with _without_paths():
@@ -129,11 +133,11 @@ def read(program: StoredProgram, where: str) -> Any:
         exported = jax.export.deserialize(bytearray(program.export))
         text = text_of(exported)
     except Exception as error:  # The reader has no errors of its own: it fails wherever it happens to.
-        raise BaselineError(
-            f"{where} cannot be read by JAX {jax.__version__} (it was written by {program.jax}): "
-            f"{type(error).__name__}: {error}; record again with this JAX"
-        ) from error
-    check_calls(text, program.platform, where)
+        raise BaselineError(_unusable(program, where, "read", error)) from error
+    try:
+        check_calls(text, program.platform, where)
+    except Unstorable as fault:
+        raise BaselineError(f"{fault}; restore it or record again") from fault
     if exported.ordered_effects or exported.unordered_effects:
         raise BaselineError(f"{where} has effects on the host; restore it or record again")
     said = (program.digest, program.inputs, (program.platform,))
@@ -144,12 +148,19 @@ def read(program: StoredProgram, where: str) -> Any:
 
 
 def compile_stored(program: StoredProgram, where: str) -> Compiled:
-    """Compile a stored program, donation applied again. Raises BaselineError as `read`."""
+    """Compile a stored program, donation applied again.
+
+    Raises:
+      BaselineError: as `read`, or it cannot be compiled here: it is for another platform, say.
+    """
     exported = read(program, where)
     start = time.perf_counter()
     jitted = jax.jit(exported.call, donate_argnums=tuple(range(program.donated)))
     specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
-    executable = jitted.lower(*specs).compile()
+    try:
+        executable = jitted.lower(*specs).compile()
+    except Exception as error:  # JAX checks much of an export only here, with errors of many kinds.
+        raise BaselineError(_unusable(program, where, "compiled", error)) from error
     return analysed(executable, time.perf_counter() - start)
 
 
@@ -169,6 +180,13 @@ def check_calls(text: str, platform: str, where: str) -> None:
     if foreign:
         allowed = ", ".join(sorted(CUSTOM_CALLS[platform])) or "none"
         raise Unstorable(f"{where} calls {', '.join(foreign)}; a program for {platform} may call: {allowed}")
+
+
+def _unusable(program: StoredProgram, where: str, what: str, error: Exception) -> str:
+    return (
+        f"{where} cannot be {what} by JAX {jax.__version__} (it was written by {program.jax}): "
+        f"{type(error).__name__}: {error}; record again with this JAX"
+    )
 
 
 def _digest(text: str, donated: int) -> str:

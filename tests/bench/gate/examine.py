@@ -13,7 +13,7 @@ from ..baseline import Baseline
 from ..cell import Cell
 from ..errors import BaselineError, BenchError
 from ..program import Compiled, Flat, Program
-from ..stored_program import StoredProgram, Unstorable
+from ..stored_program import StoredProgram
 from . import limits, stored_time
 from .evidence import Evidence
 from .paired import ClockFault, Pairs, race
@@ -86,7 +86,7 @@ class Examiner:
             path = self._baseline.program_path(evidence.against)
             old = self._load(path, evidence.against)
             compiled = stored_program.compile_stored(old, str(path))
-        except (BaselineError, Unstorable) as fault:
+        except BaselineError as fault:
             return dataclasses.replace(evidence, fault=str(fault))
         figures = dataclasses.replace(evidence, asked_by=asked_by, figures=_figures(compiled))
         assert evidence.program is not None
