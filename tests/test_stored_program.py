@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tracemalloc
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -559,13 +560,23 @@ def test_vetter_asks_one_child_about_all_files(vetter):
     assert len(vetter.started) == 1
 
 
-@pytest.mark.parametrize("end", ["crash"])
+@pytest.mark.parametrize("end", ["crash", "garble"])
 def test_vetter_outlives_a_reader_that_crashes(vetter, end):
     with pytest.raises(BaselineError, match=rf"/{end} crashes the process that reads it; restore"):
         vetter.check(end)
     vetter.check("sound")
     with pytest.raises(BaselineError, match=rf"/{end} crashes"):
         vetter.check(end)
+    assert len(vetter.started) == 2
+
+
+def test_vetter_ends_a_reader_that_hangs(vetter, monkeypatch):
+    vetter.check("sound")
+    with monkeypatch.context() as short:
+        short.setattr(vetter.own, "_limit_s", 0.01)
+        with pytest.raises(BaselineError, match=r"/hang is not read within 0\.01 s; restore"):
+            vetter.check("hang")
+    vetter.check("sound")
     assert len(vetter.started) == 2
 
 
@@ -579,7 +590,7 @@ def test_vetter_takes_a_child_that_is_gone_for_a_fault(vetter):
     vetter.check("sound")
 
 
-def test_real_child_reads_files(tmp_path, forward, exported):
+def test_real_child_reads_files(tmp_path, monkeypatch, forward, exported):
     """One child for all: sound, damaged, absent, malformed in ways that may end it, and sound again."""
     stored, data = forward
     files = {
@@ -597,12 +608,14 @@ def test_real_child_reads_files(tmp_path, forward, exported):
         files[f"flipped{number}.bin"] = dataclasses.replace(stored, export=bytes(flipped)).pack()
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
     with vet.Vetter() as vetter:
         for name in [*files, "absent.bin"]:
             if name != "sound.bin":
                 with pytest.raises(BaselineError, match=name):
                     vetter.check(tmp_path / name)
-        vetter.check(tmp_path / "sound.bin")
+        # A path that holds where the tests run, not where the child does.
+        vetter.check(Path("sound.bin"))
 
 
 # Within a run

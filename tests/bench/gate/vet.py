@@ -38,24 +38,29 @@ class Vetter:
         child = self._child = self._child or self._start()
         assert child.stdin is not None
         assert child.stdout is not None
-        timer = threading.Timer(self._limit_s, child.kill)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()  # First: the answer ends with the child.
+            child.kill()
+
+        timer = threading.Timer(self._limit_s, end)
         timer.start()
         try:
-            child.stdin.write(json.dumps(str(path)) + "\n")
+            # The child has a working directory of its own.
+            child.stdin.write(json.dumps(str(path.resolve())) + "\n")
             child.stdin.flush()
-            line = child.stdout.readline()
-        except OSError:
-            line = ""
-        finally:
-            in_time = timer.is_alive()
-            timer.cancel()
-        if not line:
+            fault = json.loads(child.stdout.readline())
+        except (OSError, ValueError) as error:  # No answer, or half of one.
             self.__exit__()
             how = (
-                "crashes the process that reads it" if in_time else f"is not read within {self._limit_s:g} s"
+                f"is not read within {self._limit_s:g} s"
+                if late.is_set()
+                else "crashes the process that reads it"
             )
-            raise BaselineError(f"{path} {how}; restore it from version control or record again")
-        fault = json.loads(line)
+            raise BaselineError(f"{path} {how}; restore it from version control or record again") from error
+        finally:
+            timer.cancel()
         if fault is not None:
             raise BaselineError(fault)
 
