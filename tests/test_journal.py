@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from tests.bench import journal
+from tests.bench import journal, session
 from tests.bench.gate.evidence import Evidence
 from tests.bench.gate.paired import Pairs
 from tests.bench.journal import KEPT, Journal, Line
@@ -118,6 +119,7 @@ def test_torn_last_line_is_ignored(tmp_path, left, expected):
         lambda text: "",
         lambda text: "\0" * 100,
         lambda text: text.replace("cpu:0", "\udcff"),
+        lambda text: "[" * 100_000,
     ],
     ids=[
         "a field of another name",
@@ -129,6 +131,7 @@ def test_torn_last_line_is_ignored(tmp_path, left, expected):
         "empty",
         "zeros",
         "not UTF-8",
+        "nested without end",
     ],
 )
 def test_what_follows_a_damaged_line_is_not_trusted(tmp_path, damage):
@@ -177,6 +180,30 @@ def test_a_key_survives_the_file(tmp_path):
     """A tuple in the environment comes back as a list: that is no other environment."""
     (key,) = journal.read(written(tmp_path, line(environment=ENVIRONMENT | {"devices": ("cpu:0",)})))
     assert key == line().key
+
+
+RUN = {"seconds": 2.0, "check": True, "against": "program", "all_programs": False, "gate_seconds": 20.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": 1.0},
+        {"check": False},
+        {"against": "accepted"},
+        {"all_programs": True},
+        {"gate_seconds": 1.0},
+    ],
+    ids=str,
+)
+def test_options_that_change_what_is_measured_or_raced_are_in_the_key(change):
+    def key_of(options):
+        cells = session.Cells(cast(Any, None), cast(Any, SimpleNamespace(**options)), comparing=True)
+        cells.environment = ENVIRONMENT
+        return cells._environment_key()
+
+    assert key_of(RUN) == key_of(dict(RUN))
+    assert key_of(RUN | change) != key_of(RUN)
 
 
 # Folders

@@ -80,7 +80,7 @@ def read(path: Path) -> dict[tuple[Any, ...], Line]:
             if values.pop("schema") != SCHEMA:
                 break
             line = Line(**values)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             break
         found[line.key] = line
     return found

@@ -223,7 +223,13 @@ class Cells:
     def _environment(self) -> dict[str, Any]:
         """What has to be equal for a cell to be replayed."""
         run = self.options
-        return self.environment | {"bench_seconds": run.seconds, "check": run.check, "against": run.against}
+        return self.environment | {
+            "bench_seconds": run.seconds,
+            "check": run.check,
+            "against": run.against,
+            "all_programs": run.all_programs,
+            "gate_seconds": run.gate_seconds,
+        }
 
     def _environment_key(self) -> str:
         import json
