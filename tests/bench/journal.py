@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from . import atomic
+
 SCHEMA = 1
 KEPT = 5
 """Journals that stay in the folder; older ones go when a run starts."""
@@ -47,28 +49,41 @@ class Line:
 
 
 class Journal:
-    """The journal of this run; its folder also holds those of earlier ones."""
+    """The journal of this run; its folder also holds those of earlier ones.
 
-    def __init__(self, folder: Path) -> None:
+    Attributes:
+      path: of this one.
+      resumed: path of the one that this run goes on from, or None.
+      earlier: the lines of that one, by key.
+    """
+
+    def __init__(self, folder: Path, resume: bool = False) -> None:
+        """Start a journal; with `resume` it begins with the newest one's lines, so that it replaces that one."""
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = sorted(folder.glob("*.jsonl"))
-        self.earlier = earlier[-1] if earlier else None
-        for old in earlier[: -KEPT + 1]:
-            old.unlink(missing_ok=True)  # Two runs may start at once.
+        found = sorted(folder.glob("*.jsonl"))
+        self.resumed = found[-1] if found and resume else None
+        self.earlier = read(self.resumed) if self.resumed else {}
         now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
         self.path = folder / f"{now}-{os.getpid()}.jsonl"
-        self._file = self.path.open("x", encoding="utf-8")
+        # It gets its name with all of them in it: a kill before that leaves the earlier one the newest.
+        atomic.write(self.path, "".join(map(_text, self.earlier.values())).encode())
+        for old in found[: -KEPT + 1]:
+            old.unlink(missing_ok=True)  # Two runs may start at once.
+        self._file = self.path.open("a", encoding="utf-8")
 
     def append(self, line: Line) -> None:
         """Write one line and force it to disk."""
-        values = dataclasses.asdict(line) | {"schema": SCHEMA}
-        self._file.write(json.dumps(values) + "\n")
+        self._file.write(_text(line))
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _text(line: Line) -> str:
+    return json.dumps(dataclasses.asdict(line) | {"schema": SCHEMA}) + "\n"
 
 
 def read(path: Path) -> dict[tuple[Any, ...], Line]:

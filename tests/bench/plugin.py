@@ -347,7 +347,7 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_
         "environment": cells.environment,
         "skipped": [skipped(by_id[identity], reason) for identity, reason in cells.skipped.items()],
         "declared": list(by_id),
-        "noise": [str(pairs) for pairs in noisy(cells.examiner.controls)] if cells.examiner else [],
+        "noise": [str(pairs) for pairs in noisy(cells.controls)],
     }
 
 
@@ -358,6 +358,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> Any:
     cells = terminalreporter.config.stash.get(KEY, None)
     if cells is None or terminalreporter.config.option.collectonly:
         return
+    for line in cells.told():
+        terminalreporter.write_line(f"moe bench: {line}")
     if cells.verdict is not None:
         from . import report
 

@@ -142,7 +142,7 @@ def _check_whole(block: dict[str, Any], document: dict[str, Any]) -> None:
     if block["noise"]:
         raise BaselineError(
             f"the machine is too noisy: a program against itself took {block['noise'][0]}; close what else "
-            "runs and record again (--resume keeps what was measured)"
+            "runs and record again, without --resume"
         )
 
 

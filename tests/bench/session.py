@@ -35,6 +35,7 @@ class Cells:
         self.journal: Any = None
         self.earlier: dict[tuple[Any, ...], Any] = {}  # journal lines that may be replayed
         self.replayed: set[str] = set()
+        self.unrun: set[str] = set()  # their program is the stored one (--changed-only)
         self.verdict: Any = None
         self.progress: Progress | None = None
         self.fault: str | None = None  # why there is no baseline, under --gate warn
@@ -77,9 +78,8 @@ class Cells:
         from .gate.examine import Examiner
 
         run = self.options
-        self.journal = journal.Journal(self.reports / "journal")
-        if run.resume and self.journal.earlier is not None:
-            self.earlier = journal.read(self.journal.earlier)
+        self.journal = journal.Journal(self.reports / "journal", run.resume)
+        self.earlier = self.journal.earlier
         self.examiner = Examiner(
             self.baseline,
             self.environment,
@@ -146,11 +146,30 @@ class Cells:
                 evidence=self.evidence,
                 suspects=suspects,
                 confirmed=confirmed,
-                controls=tuple(self.examiner.controls) if self.examiner else (),
+                controls=tuple(self.controls),
                 twice=[i for i, n in collections.Counter(self.ids.values()).items() if n > 1],
             ),
             self.settings,
         )
+
+    def told(self) -> list[str]:
+        """What was not measured by this run, in words."""
+        ran = len(self.records) - len(self.replayed) - len(self.unrun)
+        out = []
+        if self.journal is not None and self.options.resume:
+            source = self.journal.resumed or "no journal: there is none"
+            out.append(f"resumed {len(self.replayed)} cells from {source}; {ran} ran")
+            out += [f"  resumed: {identity}" for identity in sorted(self.replayed)]
+        if self.journal is not None and self.options.changed_only:
+            out.append(
+                f"changed only: {len(self.unrun)} cells did not run, their program is the stored one; {ran} ran"
+            )
+        return out
+
+    @property
+    def controls(self) -> list[Any]:
+        """The null controls, those of replayed cells included: noise does not go away by --resume."""
+        return [seen.control for seen in self.evidence.values() if seen.control]
 
     def _confirmed(self, identity: str) -> Any:
         """The pairs of a fresh process, or why there are none."""
@@ -193,12 +212,12 @@ class Cells:
             self.records[cell.id] = line.extra_info
             self.evidence[cell.id] = Evidence.from_json(line.evidence, seen.program)
             self.replayed.add(cell.id)
-            self.journal.append(line)
             return True
         alike = self.baseline and compiled_alike(self.environment, self.baseline.environment)
         if self.options.changed_only and seen.digest is not None and seen.digest == against and alike:
             self.records[cell.id] = stored["extra_info"]
             self.evidence[cell.id] = Evidence(seen.digest, against, program=seen.program)
+            self.unrun.add(cell.id)
             pytest.skip("not run: its program is the stored one")
         return False
 

@@ -19,6 +19,7 @@ class Evidence:
       asked_by: what led to compiling it: `code` (another program), `stored time` (the trip-wire),
         `all programs` (as told), `jax` (of another JAX; only its bytes and flops are of interest).
       fault: the stored program cannot be trusted.
+      control: a program raced against itself beside this cell; None for most cells.
       program: today's; not kept in a journal.
     """
 
@@ -30,6 +31,7 @@ class Evidence:
     not_paired: str | None = None
     unstorable: str | None = None
     fault: str | None = None
+    control: Pairs | None = None
     program: StoredProgram | None = None
 
     @property
@@ -43,6 +45,9 @@ class Evidence:
 
     @classmethod
     def from_json(cls, values: dict[str, Any], program: StoredProgram | None) -> "Evidence":
-        pairs = values["pairs"]
-        pairs = pairs and Pairs(tuple(pairs["logs"]), pairs["end"], pairs["seconds"])
-        return cls(**values | {"pairs": pairs, "program": program})
+        raced = {name: _pairs(values[name]) for name in ("pairs", "control")}
+        return cls(**values | raced | {"program": program})
+
+
+def _pairs(values: dict[str, Any] | None) -> Pairs | None:
+    return Pairs(tuple(values["logs"]), values["end"], values["seconds"]) if values else None

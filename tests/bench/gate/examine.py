@@ -54,7 +54,6 @@ class Examiner:
         self._rng = np.random.default_rng()
         self._vetter = Vetter()
         self._seen = 0
-        self.controls: list[Pairs] = []
 
     def close(self) -> None:
         """End the child process, if there is one."""
@@ -71,7 +70,8 @@ class Examiner:
         evidence = exported(program.flat)
         if self._seen % CONTROL_EVERY == 0:
             with contextlib.suppress(ClockFault):  # The cell's own figures tell of it.
-                self.controls.append(self._race(cell, program.call, program.call, CONTROL_S))
+                control = self._race(cell, program.call, program.call, CONTROL_S)
+                evidence = dataclasses.replace(evidence, control=control)
         self._seen += 1
         if self._baseline is None or cell.id not in self._baseline.records:
             return evidence
