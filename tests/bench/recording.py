@@ -17,6 +17,7 @@ from .gate.drift import COMPILED_BY, TIMED_BY
 from .gate.verdict import REGRESSED
 
 FOLDER = Path(__file__).parent
+REPORTS = FOLDER.parents[1] / "reports"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--allow-dirty", action="store_true", help="record a tree with uncommitted changes")
     parser.add_argument("--resume", action="store_true", help="go on from the newest journal")
+    parser.add_argument(
+        "--reports", type=Path, default=REPORTS, help="folder of reports and journals (default: reports)"
+    )
     parser.add_argument("options", nargs="*", help="further options for pytest, after --")
 
 
@@ -67,7 +71,7 @@ def _update(args: argparse.Namespace, source: revision.Revision, described: dict
         )
     with tempfile.TemporaryDirectory() as name:
         reports = Path(name)
-        code, document, verdict = _run(args, reports, before is not None)
+        code, document, verdict = _run(args, reports, before.path if before else None)
         if code:
             print(f"not recorded: the run ended with {code}", file=sys.stderr)
             return code
@@ -109,25 +113,26 @@ def _update(args: argparse.Namespace, source: revision.Revision, described: dict
 
 
 def _run(
-    args: argparse.Namespace, reports: Path, compared: bool
+    args: argparse.Namespace, reports: Path, compared_with: Path | None
 ) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Run the grid; returns the exit code (0 where the gate alone objects), the run's document, its verdict."""
-    report, verdict = reports / "run.json", FOLDER.parents[1] / "reports" / "verdict.json"
+    report, verdict = reports / "run.json", args.reports / "verdict.json"
     command = [sys.executable, "-m", "pytest", str(FOLDER), "--grid", args.grid]
     command += [f"--benchmark-json={report}", f"--save-programs={reports / 'programs'}"]
     command += [f"--only={args.only}"] if args.only else []
     command += ["--resume"] if args.resume else []
-    command += [f"--baselines={args.baselines}", *args.options]
-    if compared:
+    command += [f"--baselines={args.baselines}", f"--reports={args.reports}", *args.options]
+    if compared_with:
         verdict.unlink(missing_ok=True)
         command += ["--against=accepted", "--benchmark-compare"]
     code = subprocess.run(command, check=False).returncode
-    if not compared:
+    if not compared_with:
         return code, baseline.read(report) if not code else {}, {}
     with contextlib.suppress(OSError):
         found: dict[str, Any] = json.loads(verdict.read_text("utf-8"))
         # A cell that left the grid leaves the baseline too: that is what an update is for.
         judged = code == found["exit_code"] and code in (0, 10, 11, 12)
+        judged = judged and found["baseline"] == str(compared_with)  # Else it is another run's.
         return 0 if judged else code, baseline.read(report), found
     return code or 1, {}, {}
 
