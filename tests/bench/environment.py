@@ -57,6 +57,28 @@ def describe() -> dict[str, Any]:
     }
 
 
+def check_sources(root: Path) -> None:
+    """Make sure that this tree's `moe` is measured, by the one jaxlib that there is.
+
+    Raises EnvironmentFault where another copy of `moe` was imported than the one in `root` (if it has one), or
+    jaxlib is on the path in two versions.
+    """
+    import moe
+
+    own, imported = root / "moe/__init__.py", Path(moe.__file__).resolve()
+    if own.is_file() and own.resolve() != imported:
+        raise EnvironmentFault(
+            f"moe is imported from {imported.parent}, not from {own.parent}; uninstall the one that is not meant, "
+            "or take it off PYTHONPATH"
+        )
+    folders = {
+        found.version: found.locate_file("") for found in importlib.metadata.distributions(name="jaxlib")
+    }
+    if len(folders) > 1:
+        said = ", ".join(f"{version} in {folder}" for version, folder in folders.items())
+        raise EnvironmentFault(f"there are {len(folders)} jaxlibs on the path: {said}; leave one")
+
+
 def key(environment: dict[str, Any]) -> str:
     """The folder of the baselines that this environment compares with, such as `cpu-jax0.10.2`."""
     return f"{environment['backend']}-jax{environment['jax']}"

@@ -71,6 +71,7 @@ def start(cells: Cells) -> None:
     from .gate import limits
 
     run = cells.options
+    environment.check_sources(cells.config.rootpath)
     cells.environment = environment.describe() | {"pinned": cells.cores}
     cells.entries = grid.build(run.grid, run.overrides, cells.environment["backend"])
     if run.only is not None:
