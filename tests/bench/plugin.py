@@ -45,6 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     if not concerned(config):
         return
+    given = [
+        word for word in config.invocation_params.args if str(word).startswith("--benchmark-compare-fail")
+    ]
+    if len(given) > 1:
+        raise pytest.UsageError(
+            "--benchmark-compare-fail is given twice, and pytest-benchmark keeps the last alone; give it once, or "
+            "state limits in pyproject.toml ([[tool.moe-bench.limits]])"
+        )
     try:
         run = options.read(config)
         cells = config.stash[KEY] = Cells(config, run, compare is True and run.gate != "off")
