@@ -141,6 +141,7 @@ class Cells:
                 skipped=self.skipped,
                 wrong=self.wrong,
                 partial=self.narrowed(),
+                ran=[self.ids[item.nodeid] for item, _ in self.held],
                 subset=self.options.grid in COMPARED_WITH,
                 environment=self.environment,
                 evidence=self.evidence,

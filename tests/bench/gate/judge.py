@@ -21,6 +21,7 @@ class Run:
       skipped: id -> reason of the cells that a limit left out.
       wrong: ids of cells whose test failed; they carry their own error.
       partial: whether the run was narrowed, so that absent cells are no fault.
+      ran: ids of the cells whose test ran; in a partial run they alone have to be there.
       subset: whether the grid is a part of the stored one by design (smoke of default).
       environment: of the run; empty where nothing is known of it.
       evidence: id -> what was seen of the programs.
@@ -36,6 +37,7 @@ class Run:
     skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
     wrong: Collection[str] = ()
     partial: bool = False
+    ran: Collection[str] = ()
     subset: bool = False
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evidence: Mapping[str, Evidence] = dataclasses.field(default_factory=dict)
@@ -72,8 +74,10 @@ def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ())
         lost = identity in stored
         reasons = (f"skipped ({reason}), but the baseline has it",) if lost else (reason,)
         cells.append(CellVerdict(identity, "missing" if lost else "skipped", reasons, stored.get(identity)))
-    if not run.partial:
-        seen_ids = {*run.records, *run.skipped, *run.wrong}
+    seen_ids = {*run.records, *run.skipped, *run.wrong}
+    if run.partial:
+        cells += integrity.missing(run.ran, seen_ids, {})
+    else:
         cells += integrity.missing(run.declared, seen_ids, {} if run.subset else stored)
     return Verdict(
         tuple(cells),
