@@ -58,7 +58,8 @@ def finish(
     """Write the record of a timed cell into `extra_info`."""
     durations = np.asarray(benchmark.stats.stats.data)
     paired = anchor.paired(len(durations))
-    fractions = (cell.useful_flops / durations) / (anchors.FLOPS / paired)
+    with np.errstate(divide="ignore", invalid="ignore"):  # Of a clock that stood still; the gate names it.
+        fractions = (cell.useful_flops / durations) / (anchors.FLOPS / paired)
     values = record(
         cell,
         numerics,
@@ -80,7 +81,7 @@ def _warm_up(ready: Program, anchor: Any, seconds: float) -> tuple[int, int]:
         ready.call()
         timed.append(time.perf_counter() - start)
     anchor()
-    cell_s = min(timed)
+    cell_s = max(min(timed), 1e-9)  # A clock may stand still.
     inner = max(1, min(100, math.ceil(SHORTEST_S / cell_s)))
     fitting = int(seconds / (cell_s * inner + min(anchor.seconds)))
     return max(ROUNDS[0], min(ROUNDS[1], fitting)), inner

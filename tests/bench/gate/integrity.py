@@ -7,7 +7,7 @@ from typing import Any
 from .deterministic import METRICS
 from .verdict import CellVerdict
 
-TIMES = ("q1_ms", "median_ms", "q3_ms")
+TIMES = ("q1_ms", "median_ms", "q3_ms", "anchor_ms", "gemm_fraction")
 
 
 def missing(
