@@ -13,7 +13,7 @@ from typing import Any
 
 from . import atomic
 
-SCHEMA = 1
+SCHEMA = 2  # 2: the evidence has its null control
 KEPT = 5
 """Journals that stay in the folder; older ones go when a run starts."""
 
