@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,34 @@ DONATED = f"dropless:chunked:sorted-{SHAPE}-train_step_donated"
 SWEPT = f"chunk/dropless:chunked:sorted-{SHAPE}-forward-chunk16"
 SKIPPED = f"dropless:ragged_dot:sorted-{SHAPE}-forward"
 
+# Runs and verbs in one process, each asked for by a line: a verb's own run takes place there too.
+SERVING = """
+import contextlib, io, json, os, sys, types
+from tests.bench import pin
+pin.pin(None)
+import jax, pytest
+from tests.bench import recording
+from tests.bench.__main__ import main
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+def run(words):
+    return int(pytest.main(words))
+
+def verb_run(command, **_):
+    return types.SimpleNamespace(returncode=run(command[3:]))
+
+recording.subprocess = types.SimpleNamespace(run=verb_run)
+for line in sys.stdin:
+    kind, words, folder = json.loads(line)
+    os.chdir(folder)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        code = run(words) if kind == "pytest" else main(words)
+    print(json.dumps([code, text.getvalue()]), file=answers, flush=True)
+"""
+
 # Many runs in one process, for those that measure little or nothing: importing jax takes most of such a run.
 BATCH = """
 import contextlib, io, json, os, pathlib, sys
@@ -66,8 +95,9 @@ class Ended(NamedTuple):
 class Runner:
     """Runs pytest in processes of their own, with `folder` as working directory and for all that they write."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+        """`root` is the tree that is run: this one, or a copy of it."""
+        self.folder, self.root = folder, root
         self.store = folder / "store"
         plugins = folder / "plugins"
         plugins.mkdir(parents=True)
@@ -76,7 +106,7 @@ class Runner:
         others = ("PYTEST_", "COV_", "GITHUB_", "CI")
         env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         self.env = env | {
-            "PYTHONPATH": os.pathsep.join(map(str, (plugins, ROOT))),
+            "PYTHONPATH": os.pathsep.join(map(str, (plugins, root))),
             "JAX_PLATFORMS": "cpu",
             # Programs compiled by an earlier run are read again: most of the time of a tiny cell.
             "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
@@ -89,10 +119,10 @@ class Runner:
         (self.folder / "plugins" / f"{name}.py").write_text(text)
         return name
 
-    def options(self, path: str = BENCH, grid: str | None = "tiny") -> list[str]:
+    def options(self, path: str | None = None, grid: str | None = "tiny") -> list[str]:
         """The words of each run: the path first, and nothing written outside `folder`."""
         words = [
-            path,
+            path or str(self.root / "tests/bench"),
             "-p",
             "tinygrid",
             "-o",
@@ -104,7 +134,12 @@ class Runner:
         return words + (["--grid", grid] if grid else [])
 
     def pytest(
-        self, *args: str, path: str = BENCH, cwd: Path | None = None, grid: str | None = "tiny", **env: str
+        self,
+        *args: str,
+        path: str | None = None,
+        cwd: Path | None = None,
+        grid: str | None = "tiny",
+        **env: str,
     ) -> Ended:
         """`python -m pytest` with these further arguments."""
         return self.python("-m", "pytest", *self.options(path, grid), *args, cwd=cwd, **env)
@@ -130,6 +165,58 @@ class Runner:
         done = self.python("-c", BATCH, str(answer), text=json.dumps(wanted))
         assert done.code == 0, done.text
         return {name: Ended(*result) for name, result in json.loads(answer.read_text()).items()}
+
+
+class Serving:
+    """One process that runs pytest and the verbs for a `Runner`, as often as it is asked; close it with `with`."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._log = runner.folder / "serving.log"
+        cache = shlex.quote(f"cache_dir={runner.folder / 'cache'}")
+        # What pytest would rewrite was imported by an earlier run, or by a verb.
+        quiet = "-W ignore::pytest.PytestAssertRewriteWarning"
+        addopts = f"-p tinygrid -p tests.altered {quiet} --bench-seconds 0.05 -o {cache}"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", SERVING],
+                cwd=runner.folder,
+                env=runner.env | {"PYTEST_ADDOPTS": addopts},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def __enter__(self) -> "Serving":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def pytest(self, *words: str, cwd: Path | None = None) -> Ended:
+        """A run of grid `tiny`, or of the one that the words name."""
+        grid = () if "--grid" in words else ("--grid", "tiny")
+        reports = () if "--reports" in words else ("--reports", str(self._runner.folder / "reports"))
+        return self._ask("pytest", [str(self._runner.root / "tests/bench"), *grid, *reports, *words], cwd)
+
+    def bare(self, *words: str, cwd: Path | None = None) -> Ended:
+        """A run with these words alone."""
+        return self._ask("pytest", list(words), cwd)
+
+    def verb(self, *words: str) -> Ended:
+        """A verb of `python -m tests.bench`."""
+        return self._ask("verb", list(words), None)
+
+    def _ask(self, kind: str, words: list[str], cwd: Path | None) -> Ended:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([kind, words, str(cwd or self._runner.folder)]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, self._log.read_text()
+        return Ended(*json.loads(answer))
 
 
 def cases(junit: Path) -> dict[str, list[str]]:

@@ -91,16 +91,9 @@ class Verdict:
         """Cells that were held against a stored record."""
         return sum(self.count(status) for status in ("regressed", "inconclusive", "improved", "unchanged"))
 
-    def exit_code(self, strict: bool, recorded: bool = False) -> int:
-        """0, or 10 to 12; a run in which nothing was compared never passes.
-
-        Args:
-          strict: a partial run does not pass either.
-          recorded: nor one with new cells: a change that adds them records them.
-        """
+    def exit_code(self, strict: bool) -> int:
+        """0, or 10 to 12; a run in which nothing was compared never passes. Strict: a partial one neither."""
         if self.faults or self.count("missing") or not self.compared or (strict and self.partial):
-            return INTEGRITY
-        if recorded and self.count("new"):
             return INTEGRITY
         if self.count("regressed"):
             return REGRESSED
