@@ -221,13 +221,6 @@ def test_exit_codes(verdict, plain, strict):
     assert verdict.exit_code(strict=True) == strict
 
 
-def test_new_cells_do_not_pass_where_they_have_to_be_recorded():
-    verdict = verdict_of("unchanged", "new")
-    assert verdict.exit_code(strict=False) == 0
-    assert verdict.exit_code(strict=False, recorded=True) == 11
-    assert verdict_of("unchanged").exit_code(strict=False, recorded=True) == 0
-
-
 def test_judging_changes_no_record():
     before, today = stored(a=record()), {"a": record(temp_bytes=99_000_000)}
     copies = copy.deepcopy((before, today))

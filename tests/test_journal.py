@@ -66,6 +66,7 @@ def test_a_line_is_on_disk_before_the_next_cell_runs(tmp_path, monkeypatch):
     forced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_size))
     opened = Journal(tmp_path)
+    forced.clear()
     for number in range(3):
         opened.append(line(str(number)))
         assert len(journal.read(opened.path)) == number + 1
@@ -90,9 +91,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_killed_run_leaves_its_cells(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
-    following = Journal(tmp_path)
+    following = Journal(tmp_path, resume=True)
     following.close()
-    assert [found.id for found in journal.read(following.earlier).values()] == ["0", "1", "2"]
+    assert [found.id for found in following.earlier.values()] == ["0", "1", "2"]
+    assert journal.read(following.path) == following.earlier
 
 
 @pytest.mark.parametrize(
@@ -111,8 +113,8 @@ def test_torn_last_line_is_ignored(tmp_path, left, expected):
     "damage",
     [
         lambda text: text.replace('"id"', '"name"'),
-        lambda text: text.replace('"schema": 1', '"schema": 2'),
-        lambda text: text.replace(', "schema": 1', ""),
+        lambda text: text.replace(f'"schema": {journal.SCHEMA}', '"schema": 99'),
+        lambda text: text.replace(f', "schema": {journal.SCHEMA}', ""),
         lambda text: text[:-1] + ', "more": 1}',
         lambda text: "[]",
         lambda text: "null",
@@ -216,15 +218,13 @@ def test_older_journals_go_when_a_run_starts(tmp_path):
 
 
 def test_the_newest_journal_is_the_one_to_resume(tmp_path):
-    first = Journal(tmp_path)
-    assert first.earlier is None
+    first = Journal(tmp_path, resume=True)
     first.close()
     second = Journal(tmp_path)
-    assert second.earlier == first.path
     second.close()
-    third = Journal(tmp_path)
-    assert third.earlier == second.path
+    third = Journal(tmp_path, resume=True)
     third.close()
+    assert [each.resumed for each in (first, second, third)] == [None, None, second.path]
     assert len({first.path, second.path, third.path}) == 3
 
 

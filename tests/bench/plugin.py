@@ -310,11 +310,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if cells.verdict is None:
             session.exitstatus = INTEGRITY  # Disabled, parallel or unchecked: nothing was compared.
         else:
-            strict, recorded = (
-                cells.options.gate == "strict",
-                os.environ.get("CI", "").lower() in ("1", "true"),
-            )
-            session.exitstatus = cells.verdict.exit_code(strict, recorded)
+            session.exitstatus = cells.verdict.exit_code(strict=cells.options.gate == "strict")
     if cells.verdict is not None:
         cells.publish(int(session.exitstatus))
 
