@@ -33,7 +33,7 @@ def start(cells):
     )
     # A tiny cell's rate moves with every noise, and trips the wire of stored time.
     if cells.config.getoption("gate_seconds") is None:
-        cells.options = dataclasses.replace(cells.options, gate_seconds=1.0)
+        cells.options = dataclasses.replace(cells.options, gate_seconds=0.3)
     whole(cells)
 
 plugin.start = start

@@ -362,7 +362,7 @@ ROWS = {
     ),
     "users-first-side-is-slower": Row(
         (0, 12),
-        ("unchanged", "side by side"),
+        ("side by side",),
         ("--real-clock", "--all-programs", "--gate-seconds=5", *alter("first-slower")),
         cells="dense",
         unsaid=("regressed", "improved"),

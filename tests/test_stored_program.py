@@ -631,7 +631,7 @@ def examined(tmp_path, monkeypatch, measured):
     """What is seen of FORWARD where the baseline's program of it is in this file."""
     # The child's answer is tested above; here it lets everything through.
     monkeypatch.setattr(vet.Vetter, "check", lambda self, path: None)
-    monkeypatch.setattr(examine, "CONTROL_S", 0.001)
+    monkeypatch.setattr(examine, "CONTROL_SHARE", 0.001)
     environment = {"jax": jax.__version__}
 
     def see(digest, data):

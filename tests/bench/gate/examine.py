@@ -21,7 +21,8 @@ from .vet import Vetter
 
 CONTROL_EVERY = 8
 """Cells from one null control to the next: a program raced against itself."""
-CONTROL_S = 1.0
+CONTROL_SHARE = 0.05
+"""Of the budget of a cell's pairs."""
 
 
 class Examiner:
@@ -70,7 +71,7 @@ class Examiner:
         evidence = exported(program.flat)
         if self._seen % CONTROL_EVERY == 0:
             with contextlib.suppress(ClockFault):  # The cell's own figures tell of it.
-                control = self._race(cell, program.call, program.call, CONTROL_S)
+                control = self._race(cell, program.call, program.call, CONTROL_SHARE * self._budget_s)
                 evidence = dataclasses.replace(evidence, control=control)
         self._seen += 1
         if self._baseline is None or cell.id not in self._baseline.records:
