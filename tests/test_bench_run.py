@@ -15,7 +15,8 @@ from tests.bench.__main__ import main
 from tests.running import CHUNKED, DENSE, DONATED, ROOT, SKIPPED, SWEPT, Runner, cases
 from tests.stores import seal
 
-pytestmark = pytest.mark.xdist_group("bench_run")  # One worker: the runs share a first one.
+# One worker: the runs share a first one.
+pytestmark = [pytest.mark.gate, pytest.mark.xdist_group("bench_run")]
 MEASURED = {DENSE, CHUNKED, DONATED, SWEPT}
 
 # An implementation that is wrong from the moment the plugin is loaded.

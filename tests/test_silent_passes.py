@@ -19,7 +19,8 @@ from tests.bench import baseline, manifest, store, stored_program
 from tests.running import CHUNKED, DENSE, DONATED, ROOT, SWEPT, Runner, Serving, cases
 from tests.stores import seal
 
-pytestmark = pytest.mark.xdist_group("silent_passes")  # One worker: the runs share a process and a baseline.
+# One worker: the runs share a process and a baseline.
+pytestmark = [pytest.mark.gate, pytest.mark.xdist_group("silent_passes")]
 Document = dict[str, Any]
 
 

@@ -17,7 +17,8 @@ import pytest
 from tests.bench import baseline, journal, store
 from tests.running import CHUNKED, DENSE, DONATED, ROOT, SKIPPED, SWEPT, Runner, Serving
 
-pytestmark = pytest.mark.xdist_group("updates")  # One worker: the runs share a process and a baseline.
+# One worker: the runs share a process and a baseline.
+pytestmark = [pytest.mark.gate, pytest.mark.xdist_group("updates")]
 MEASURED = {DENSE, CHUNKED, DONATED, SWEPT}
 HUNGRY = {CHUNKED}
 """What `--alter hungry` changes."""
