@@ -192,9 +192,13 @@ def test_donation_is_part_of_the_digest():
 def test_export_leaves_jaxs_configuration_as_it_was():
     flags: Any = jax.config
     before = flags.jax_traceback_in_locations_limit
-    with pytest.raises(Unstorable):
-        stored_program.export(flat_of(printing))
-    assert flags.jax_traceback_in_locations_limit == before
+    try:
+        jax.config.update("jax_traceback_in_locations_limit", 7)
+        with pytest.raises(Unstorable):
+            stored_program.export(flat_of(printing))
+        assert flags.jax_traceback_in_locations_limit == 7
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)
 
 
 @pytest.mark.parametrize("note", [" loc(", ' "', " loc(x", "#loc1", ") loc((("], ids=repr)
