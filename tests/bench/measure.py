@@ -81,7 +81,7 @@ def _warm_up(ready: Program, anchor: Any, seconds: float) -> tuple[int, int]:
         ready.call()
         timed.append(time.perf_counter() - start)
     anchor()
-    cell_s = max(min(timed), 1e-9)  # A clock may stand still.
+    cell_s = min(timed) if min(timed) > 0 else SHORTEST_S  # A clock may stand still, or go back.
     inner = max(1, min(100, math.ceil(SHORTEST_S / cell_s)))
     fitting = int(seconds / (cell_s * inner + min(anchor.seconds)))
     return max(ROUNDS[0], min(ROUNDS[1], fitting)), inner
