@@ -79,6 +79,11 @@ def check_sources(root: Path) -> None:
         raise EnvironmentFault(f"there are {len(folders)} jaxlibs on the path: {said}; leave one")
 
 
+def differing(today: dict[str, Any], stored: dict[str, Any], fields: tuple[str, ...]) -> list[str]:
+    """Those of these fields in which two environments differ."""
+    return [name for name in fields if today.get(name) != stored.get(name)]
+
+
 def key(environment: dict[str, Any]) -> str:
     """The folder of the baselines that this environment compares with, such as `cpu-jax0.10.2`."""
     return f"{environment['backend']}-jax{environment['jax']}"

@@ -166,9 +166,7 @@ def _accepted(
 
 def _keep(document: dict[str, Any], before: baseline.Baseline, described: dict[str, Any]) -> None:
     """Put the records that this update does not touch back in, as they were."""
-    differing = [
-        name for name in (*COMPILED_BY, *TIMED_BY) if described.get(name) != before.environment.get(name)
-    ]
+    differing = environment.differing(described, before.environment, (*COMPILED_BY, *TIMED_BY))
     if differing:
         raise BaselineError(
             f"--only keeps records of another {', '.join(differing)} beside today's; record the whole grid"

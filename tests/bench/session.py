@@ -33,7 +33,6 @@ class Cells:
         self.held: list[tuple[pytest.Item, list[pytest.TestReport]]] = []
         self.examiner: Any = None
         self.journal: Any = None
-        self.earlier: dict[tuple[Any, ...], Any] = {}  # journal lines that may be replayed
         self.replayed: set[str] = set()
         self.unrun: set[str] = set()  # their program is the stored one (--changed-only)
         self.verdict: Any = None
@@ -79,7 +78,6 @@ class Cells:
 
         run = self.options
         self.journal = journal.Journal(self.reports / "journal", run.resume)
-        self.earlier = self.journal.earlier
         self.examiner = Examiner(
             self.baseline,
             self.environment,
@@ -198,14 +196,14 @@ class Cells:
                 self.baseline.program_path(seen.against),
                 cores=self.cores,
                 budget_s=self.options.gate_seconds,
-                limit=1 + limits.of(self.settings, identity, "time").share,
+                limit=limits.slowest(self.settings, identity),
             )
         except NotConfirmed as fault:
             return str(fault)
 
     def _known(self, cell: Any, benchmark: Any) -> bool:
         """Whether nothing has to run: the program is the stored one (--changed-only), or measured (--resume)."""
-        if not self.options.changed_only and not self.earlier:
+        if not self.options.changed_only and not self.journal.earlier:
             return False
         from . import journal
         from .gate.drift import compiled_alike
@@ -216,7 +214,7 @@ class Cells:
         seen = exported(flat(cell))
         stored = self.baseline and self.baseline.records.get(cell.id)
         against = stored and stored["extra_info"].get(self.options.against)
-        line = self.earlier.get((cell.id, seen.digest, against, self._environment_key()))
+        line = self.journal.earlier.get((cell.id, seen.digest, against, self._environment_key()))
         if line is not None and seen.digest is not None:
             benchmark.group = cell.group
             journal.replay(line, benchmark)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..environment import differing
 from . import deterministic, limits
 from .evidence import Evidence
 from .verdict import Drift
@@ -15,15 +16,14 @@ TIMED_BY = ("cpu", "cores")
 
 def compiled_alike(today: dict[str, Any], stored: dict[str, Any]) -> bool:
     """Whether two environments compile one program to the same bytes."""
-    return all(today.get(name) == stored.get(name) for name in COMPILED_BY)
+    return not differing(today, stored, COMPILED_BY)
 
 
 def of_environment(today: dict[str, Any], stored: dict[str, Any]) -> list[Drift]:
     """A line for each field that differs."""
     return [
         Drift("environment", f"{name}: {stored.get(name)} -> {today.get(name)}")
-        for name in (*COMPILED_BY, *TIMED_BY)
-        if today.get(name) != stored.get(name)
+        for name in differing(today, stored, (*COMPILED_BY, *TIMED_BY))
     ]
 
 

@@ -125,8 +125,8 @@ class Examiner:
         return "stored time" if tripped else None
 
     def _race(self, cell: Cell, today: Any, stored: Any, budget_s: float) -> Pairs:
-        share = limits.of(self._settings, cell.id, "time").share
-        return race(today, stored, budget_s=budget_s, cells=self._cells, limit=1 + share, rng=self._rng)
+        limit = limits.slowest(self._settings, cell.id)
+        return race(today, stored, budget_s=budget_s, cells=self._cells, limit=limit, rng=self._rng)
 
 
 def exported(flat: Flat) -> Evidence:

@@ -116,7 +116,7 @@ def _cell(
     if same_jax and not seen.same:
         before = stored if seen.figures is None else stored | seen.figures
         worse, better = deterministic.compare(today, before, settings)
-    limit = 1 + limits.of(settings, identity, "time").share
+    limit = limits.slowest(settings, identity)
     status, reasons, time = timing.judge(
         seen, run.suspects.get(identity), run.confirmed.get(identity), limit, moved
     )

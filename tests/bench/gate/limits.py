@@ -91,6 +91,11 @@ def of(limits: Sequence[Limit], cell_id: str, metric: str) -> Limit:
     return DEFAULTS[metric]
 
 
+def slowest(limits: Sequence[Limit], cell_id: str) -> float:
+    """The ratio of times over which a cell is too slow."""
+    return 1 + of(limits, cell_id, "time").share
+
+
 def _parse(entry: dict[str, Any], where: str) -> Limit:
     """One table as a Limit; `where` starts each error's message."""
     names = [field.name for field in dataclasses.fields(Limit)]

@@ -5,6 +5,8 @@ It never decides: a cell that trips it is raced against its stored program, and 
 
 from typing import Any
 
+from ..environment import differing
+
 SLOWER = 1.5
 """Share of the matmul's rate then over now that trips the wire."""
 COMPARABLE = ("cpu", "cores", "device_kind", "jax", "jaxlib")
@@ -13,7 +15,7 @@ COMPARABLE = ("cpu", "cores", "device_kind", "jax", "jaxlib")
 
 def not_comparable(today: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     """The fields of two environments because of which stored time has no say."""
-    return [name for name in COMPARABLE if today.get(name) != stored.get(name)]
+    return differing(today, stored, COMPARABLE)
 
 
 def tripped(

@@ -21,7 +21,7 @@ def suspects(evidence: Mapping[str, Evidence], settings: tuple[limits.Limit, ...
     for end, sign in (("slower", 1), ("faster", -1)):
         p_values = [getattr(pairs, f"p_{end}") for pairs in raced.values()]
         for (identity, pairs), rejected in zip(raced.items(), holm(p_values), strict=True):
-            limit = 1 + limits.of(settings, identity, "time").share
+            limit = limits.slowest(settings, identity)
             if rejected and sign * math.log(pairs.ratio) > math.log(limit):
                 found[identity] = end
     return found
