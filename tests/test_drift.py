@@ -127,8 +127,8 @@ def test_a_field_that_an_older_baseline_lacks_is_told():
             another(MORE),
             MORE,
             [
-                "another program: same bytes and flops",
                 "the stored program: temp_bytes 10,000,000 -> 12,000,000 (+20.0%) (limit 1% and 4096)",
+                "another program: same bytes and flops",
             ],
         ),
         (

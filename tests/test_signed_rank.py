@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.bench.gate.signed_rank import estimate, lower_bound, p_greater, upper_bound
+from tests.bench.gate.signed_rank import lower_bound, p_greater, upper_bound
 
 
 def drawn(pairs, seed=0, middle=0.3):
@@ -125,10 +125,3 @@ def test_bounds_hold_as_often_as_they_say(pairs, scale):
     # Exact from below but for the draw (three standard errors are 0.015), and not needlessly wide.
     for share in (under, over):
         assert 0.935 <= share <= 0.99
-
-
-def test_estimate_is_the_median_of_the_means_of_all_pairs():
-    assert estimate([1, 2, 6]) == np.median([1, 1.5, 3.5, 2, 4, 6])
-    assert estimate([5]) == 5
-    values = drawn(24)
-    assert lower_bound(values) < estimate(values) < upper_bound(values)

@@ -4,6 +4,7 @@ All takes place in a copy of the tree that is a repository of its own, so that i
 """
 
 import json
+import os
 import random
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from tests.bench import baseline, journal, store
 from tests.running import CHUNKED, DENSE, DONATED, ROOT, SKIPPED, SWEPT, Runner, Serving
+from tests.stores import seal
 
 # One worker: the runs share a process and a baseline.
 pytestmark = [pytest.mark.gate, pytest.mark.xdist_group("updates")]
@@ -330,7 +332,56 @@ def test_a_killed_run_loses_at_most_the_cell_in_flight(runner, serving, root):
     assert held
 
 
+def test_a_killed_update_leaves_the_store_and_is_resumed(runner, serving, root, tmp_path):
+    chance, before = random.Random(4), content(root)
+    words = ["-m", "tests.bench", "baseline", "--grid", "tiny", "--baselines", str(root), "--resume"]
+    words += ["--reason", "killed", "--reports", str(tmp_path / "reports"), "--", "-v", "--alter=hungry=1000"]
+    addopts = "-p tinygrid -p tests.altered --bench-seconds 0.05"
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, *words, "--alter=slept=0.4"],
+            cwd=runner.root,
+            env=runner.env | {"PYTEST_ADDOPTS": addopts},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as updating:
+            started = any("::test_" in line for line in updating.stdout)
+            time.sleep(chance.uniform(0, 1.2))
+            os.killpg(updating.pid, signal.SIGKILL)
+        assert started
+        assert updating.returncode == -signal.SIGKILL
+        assert content(root) == before
+        assert store.verify(root) == ([], [])
+    run = update(serving, root, "--resume", alter=["hungry=1000"], reports=tmp_path / "reports")
+    assert run.code == 0, run.text
+    assert re.search(r"resumed [1-4] cells", run.text)
+    assert store.verify(root) == ([], [])
+
+
+def test_only_beside_records_of_another_machine_is_refused_before_anything_runs(serving, root):
+    folder = folder_of(root)
+    (record,) = folder.glob("*_tiny.json")
+    document = json.loads(record.read_text())
+    document["moe_bench"]["environment"]["cpu"] = "another"
+    record.write_text(json.dumps(document))
+    seal(folder)
+    before = content(root)
+    run = update(serving, root, "--only", DENSE)
+    assert run.code == 2
+    assert "keeps records of another cpu beside today's; record the whole grid" in run.text
+    assert "collected" not in run.text
+    assert content(root) == before
+
+
 # --changed-only
+
+
+def test_changed_only_needs_something_to_compare_with(serving, tmp_path):
+    run = serving.pytest("--changed-only", "--reports", str(tmp_path))
+    assert run.code == 4, run.text
+    assert "so it needs a stored one; add --benchmark-compare" in run.text
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
             "--benchmark-compare-fail is given twice, and pytest-benchmark keeps the last alone; give it once, or "
             "state limits in pyproject.toml ([[tool.moe-bench.limits]])"
         )
+    if config.getoption("bench_changed_only") and compare is not True:
+        raise pytest.UsageError(
+            "--changed-only leaves out the cells whose program is the stored one, so it needs a stored one; add "
+            "--benchmark-compare"
+        )
     try:
         run = options.read(config)
         cells = config.stash[KEY] = Cells(config, run, compare is True and run.gate != "off")

@@ -65,10 +65,8 @@ def _update(args: argparse.Namespace, source: revision.Revision, described: dict
         before = baseline.find(args.baselines, described, args.grid)
     except NoBaseline:
         before = None
-    if args.only and before is None:
-        raise BaselineError(
-            f"--only={args.only!r} keeps records, and there are none yet; record the whole grid"
-        )
+    if args.only:
+        _check_keeps(args.only, before, described)
     with tempfile.TemporaryDirectory() as name:
         reports = Path(name)
         code, document, verdict = _run(args, reports, before.path if before else None)
@@ -94,7 +92,7 @@ def _update(args: argparse.Namespace, source: revision.Revision, described: dict
         entry["extra_info"]["revision"] = source.id
         entry["extra_info"]["accepted"] = _accepted(identity, entry, statuses, before)
     if args.only and before is not None:
-        _keep(document, before, described)
+        _keep(document, before)
     block["reason"] = args.reason
     entry_of_history = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -164,13 +162,20 @@ def _accepted(
     return old if kept else its
 
 
-def _keep(document: dict[str, Any], before: baseline.Baseline, described: dict[str, Any]) -> None:
-    """Put the records that this update does not touch back in, as they were."""
+def _check_keeps(only: str, before: baseline.Baseline | None, described: dict[str, Any]) -> None:
+    """Raise BaselineError unless there are records that may stand beside today's."""
+    if before is None:
+        raise BaselineError(f"--only={only!r} keeps records, and there are none yet; record the whole grid")
     differing = environment.differing(described, before.environment, (*COMPILED_BY, *TIMED_BY))
     if differing:
         raise BaselineError(
-            f"--only keeps records of another {', '.join(differing)} beside today's; record the whole grid"
+            f"--only={only!r} keeps records of another {', '.join(differing)} beside today's; record the whole "
+            "grid"
         )
+
+
+def _keep(document: dict[str, Any], before: baseline.Baseline) -> None:
+    """Put the records that this update does not touch back in, as they were."""
     today = {entry["extra_info"]["id"] for entry in document["benchmarks"]}
     skipped = {entry["id"] for entry in document["moe_bench"]["skipped"]}
     document["benchmarks"] += [

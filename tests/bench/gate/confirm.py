@@ -6,6 +6,7 @@ two programs and the cell's inputs, and nothing of the measured source.
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from .vet import ROOT
 
 SPARE_S = 180.0
 """For the process to start, make its inputs and compile, over the budget of the pairs."""
+BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""On a GPU this run holds most of the memory already: the child takes what it needs of the rest."""
 
 
 class NotConfirmed(BenchError):
@@ -66,6 +69,7 @@ def confirm(
                 capture_output=True,
                 text=True,
                 cwd=ROOT,
+                env=os.environ | BESIDE,
                 timeout=SPARE_S + 2 * budget_s,
                 check=True,
             )
@@ -75,7 +79,7 @@ def confirm(
             raise NotConfirmed(f"the confirming process ended with {error.returncode}: {last[0]}") from error
         except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
             raise NotConfirmed(f"the confirming process gave no answer ({error})") from error
-    return Pairs(tuple(answer["logs"]), answer["end"], answer["seconds"])
+    return Pairs.from_json(answer)
 
 
 def main() -> None:

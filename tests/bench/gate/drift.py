@@ -14,6 +14,14 @@ TIMED_BY = ("cpu", "cores")
 """Those that decide how long it takes."""
 
 
+SAME_FIGURES = "same bytes and flops"
+
+
+def moved_first(found: list[Drift]) -> list[Drift]:
+    """Cells whose bytes or flops moved, then those of which only the program's text did."""
+    return sorted(found, key=lambda drift: drift.text.endswith(SAME_FIGURES))
+
+
 def compiled_alike(today: dict[str, Any], stored: dict[str, Any]) -> bool:
     """Whether two environments compile one program to the same bytes."""
     return not differing(today, stored, COMPILED_BY)
@@ -46,7 +54,7 @@ def of_cell(
             for name in deterministic.METRICS
             if None not in (figures.get(name), today.get(name)) and figures[name] != today[name]
         ]
-        what = "; ".join(moved) or "same bytes and flops"
+        what = "; ".join(moved) or SAME_FIGURES
         found.append(Drift("code" if same_jax else "jax", f"another program: {what}", identity))
     compiled_now = today if seen.same else seen.figures
     if compiled_now is not None:

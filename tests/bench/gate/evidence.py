@@ -45,9 +45,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, values: dict[str, Any], program: StoredProgram | None) -> "Evidence":
-        raced = {name: _pairs(values[name]) for name in ("pairs", "control")}
+        raced = {
+            name: Pairs.from_json(values[name]) for name in ("pairs", "control") if values[name] is not None
+        }
         return cls(**values | raced | {"program": program})
-
-
-def _pairs(values: dict[str, Any] | None) -> Pairs | None:
-    return Pairs(tuple(values["logs"]), values["end"], values["seconds"]) if values else None

@@ -84,7 +84,7 @@ def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ())
         str(baseline.path),
         run.partial,
         run.faults,
-        tuple(drifts),
+        tuple(drift.moved_first(drifts)),
         (*_notes(environment, baseline.environment, moved, same_jax), *spared),
         environment,
     )

@@ -56,6 +56,11 @@ class Pairs:
     def p_faster(self) -> float:
         return signed_rank.p_greater(-np.asarray(self.logs))
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Pairs":
+        """From the plain data that `dataclasses.asdict` makes."""
+        return cls(tuple(values["logs"]), values["end"], values["seconds"])
+
     def __str__(self) -> str:
         low, high = self.bounds
         return f"x{self.ratio:.3f} ({low:.3f} to {high:.3f}, {len(self.logs)} pairs)"

@@ -1,6 +1,6 @@
 """The signed-rank test on paired log ratios, exact, with the bounds that belong to it.
 
-Wilcoxon 1945, Individual comparisons by ranking methods; the estimate and its bounds are those of Hodges and
+Wilcoxon 1945, Individual comparisons by ranking methods; the bounds are those of Hodges and
 Lehmann 1963, from the Walsh averages (the means of all pairs of values, each with itself too).
 """
 
@@ -22,11 +22,6 @@ def p_greater(values: ArrayLike) -> float:
     statistic = ranks[values[order] > 0].sum()
     # The exact distribution is one of whole ranks: a half is rounded down, against significance.
     return float(_upper_tail(len(values))[int(np.floor(statistic))]) if len(values) else 1.0
-
-
-def estimate(values: ArrayLike) -> float:
-    """The median of the Walsh averages."""
-    return float(np.median(_walsh(values)))
 
 
 def upper_bound(values: ArrayLike, confidence: float = 0.95) -> float:
