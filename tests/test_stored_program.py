@@ -638,15 +638,16 @@ def examined(tmp_path, monkeypatch, measured):
     monkeypatch.setattr(examine, "CONTROL_SHARE", 0.001)
     environment = {"jax": jax.__version__}
 
-    def see(digest, data):
+    def see(digest, data, tripped=False):
         path = tmp_path / manifest.program_name(digest)
         path.parent.mkdir()
         path.write_bytes(data)
-        records = {FORWARD.id: {"extra_info": {"id": FORWARD.id, "program": digest}}}
+        values = {"id": FORWARD.id, "program": digest, "gemm_fraction": 1.0}
+        records = {FORWARD.id: {"extra_info": values}}
         stored = baseline.Baseline(tmp_path / "0001_default.json", environment, records, {})
         examiner = examine.Examiner(stored, environment, cells=1, budget_s=0.05)
         try:
-            return examiner.examine(FORWARD, measured, {}), str(path)
+            return examiner.examine(FORWARD, measured, {"gemm_fraction": 0.1 if tripped else 1.0}), str(path)
         finally:
             examiner.close()
 
@@ -659,6 +660,23 @@ def test_a_changed_program_is_compiled_and_raced(examined):
     assert (seen.fault, seen.asked_by, seen.against) == (None, "code", other.digest)
     assert seen.pairs is not None
     assert seen.figures.keys() == {"temp_bytes", "argument_bytes", "output_bytes", "alias_bytes", "flops"}
+
+
+def test_like_is_raced_with_like(examined, forward, monkeypatch, measured):
+    """Two exports where the program changed; the call as it is where only what is around the program can have."""
+    raced = []
+    monkeypatch.setattr(
+        examine,
+        "race",
+        lambda today, stored, **_: raced.append(today) or examine.Pairs((0.0,) * 12, "equal", 1),
+    )
+    other = stored_program.export(program.flat(tiny(impl=DENSE)))
+    for digest, data, tripped in ((other.digest, other.pack(), False), (forward[0].digest, forward[1], True)):
+        seen, path = examined(digest, data, tripped)
+        assert seen.pairs is not None
+        shutil.rmtree(Path(path).parent)
+    # Each run begins with a null control: the call itself.
+    assert [today == measured.call for today in raced] == [True, False, True, True]
 
 
 def test_a_program_of_other_arguments_is_not_raced(examined):

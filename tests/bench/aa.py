@@ -61,7 +61,7 @@ def table(lines: list[dict[str, Any]], machine: str) -> list[str]:
 
 def _seen(cell: dict[str, Any]) -> list[Any]:
     timing = cell.get("timing") or {}
-    return [cell["status"], timing.get("ratio"), timing.get("pairs")]
+    return [cell["status"], timing.get("ratio"), timing.get("pairs"), timing.get("confirmed")]
 
 
 def _count(runs: list[dict[str, list[Any]]], status: str) -> int:

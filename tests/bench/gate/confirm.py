@@ -23,6 +23,8 @@ SPARE_S = 180.0
 """For the process to start, make its inputs and compile, over the budget of the pairs."""
 BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """On a GPU this run holds most of the memory already: the child takes what it needs of the rest."""
+LOOKS = 10
+"""The level of each look is that of so many cells tested: four or five looks together stay under ALPHA."""
 
 
 class NotConfirmed(BenchError):
@@ -108,7 +110,7 @@ def main() -> None:
         calls["stored"],
         calls["today"],
         budget_s=request["budget_s"],
-        cells=1,
+        cells=LOOKS,
         limit=request["limit"],
         rng=np.random.default_rng(),
     )

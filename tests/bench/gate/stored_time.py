@@ -9,6 +9,8 @@ from ..environment import differing
 
 SLOWER = 1.5
 """Share of the matmul's rate then over now that trips the wire."""
+OUTSIDE = 1.2
+"""Ratio to the stored program from which the call is slower than an equal program explains."""
 COMPARABLE = ("cpu", "cores", "device_kind", "jax", "jaxlib")
 """Fields of the environment that must be equal."""
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from . import limits
+from . import limits, stored_time
 from .evidence import Evidence
 from .paired import Pairs, holm
 from .verdict import Timing
@@ -60,7 +60,7 @@ def judge(
     if seen.same and seen.asked_by == "stored time":
         # Nothing changed, so only two witnesses that agree say otherwise: the trip-wire and the pairs. A fresh
         # process would run the program alone, without what is around it.
-        if suspect == "slower" and not moved:
+        if suspect == "slower" and pairs.ratio > stored_time.OUTSIDE and not moved:
             return "regressed", [f"{said}, with the same program: the cause is outside it"], timing
         return "unchanged", [], timing
     if suspect is None:
