@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = str(ROOT / "tests/bench")
 
-# `-p tinygrid` adds grid `tiny`: four cells that are measured and one that a limit skips. It wraps `start`, since
-# the grid imports jax, which has to wait until the process is pinned.
+# `-p tinygrid` adds grid `tiny`, four cells that are measured and one that a limit skips, and `single`. It wraps
+# `start`, since the grid imports jax, which has to wait until the process is pinned.
 TINY = """
 import dataclasses
 
@@ -31,6 +31,7 @@ def start(cells):
         grid.Source(impls=(grid.RAGGED,), ops=("forward",), ragged_limit=1, **shape),
         grid.Source(suites=("chunk",), impls=(grid.CHUNKED,), chunks=(16,), ops=("forward",), **shape),
     )
+    grid.GRIDS["single"] = (grid.Source(impls=(grid.DENSE,), ops=("forward",), **shape),)
     # A tiny cell's rate moves with every noise, and trips the wire of stored time.
     if cells.config.getoption("gate_seconds") is None:
         cells.options = dataclasses.replace(cells.options, gate_seconds=0.3)

@@ -62,7 +62,7 @@ class Bench:
         monkeypatch.setattr(measure, "time", stopwatch)
         monkeypatch.setattr(anchor, "time", stopwatch)
         monkeypatch.setattr(measure, "check", lambda cell: None)
-        monkeypatch.setattr(anchor, "_compiled", lambda dtype: lambda: self.spend("anchor", next(lengths)))
+        monkeypatch.setattr(anchor, "compiled", lambda dtype: lambda: self.spend("anchor", next(lengths)))
         call = lambda: self.spend("cell", cell_s)  # noqa: E731
         sizes = program.Bytes(temp=3 * 2**20, argument=2**20, output=2**19, alias=0)
         compiled = program.Compiled(call, sizes, 7.0, 0.5)
@@ -123,7 +123,7 @@ def test_each_round_is_paired_with_the_anchors_around_it(monkeypatch):
 
 
 def test_paired_is_the_geometric_mean_and_ignores_what_comes_after(monkeypatch):
-    monkeypatch.setattr(anchor, "_compiled", lambda dtype: lambda: None)
+    monkeypatch.setattr(anchor, "compiled", lambda dtype: lambda: None)
     instance = anchor.Anchor("float32")
     assert instance.seconds == []
     instance.seconds += [1.0, 4.0, 9.0, 1e9]

@@ -375,6 +375,15 @@ def test_only_beside_records_of_another_machine_is_refused_before_anything_runs(
     assert content(root) == before
 
 
+def test_a_second_grid_is_recorded_beside_the_first(serving, root):
+    words = ("--grid", "single", "--baselines", str(root), "--reports", str(root.parent / "reports"))
+    run = serving.verb("baseline", *words, "--reason", "another grid")
+    assert run.code == 0, run.text
+    names = {path.name for path in folder_of(root).glob("*.json")}
+    assert names == {"0001_tiny.json", "0002_single.json"}
+    assert store.verify(root) == ([], [])
+
+
 # --changed-only
 
 

@@ -3,13 +3,16 @@
 import argparse
 import sys
 
-from . import aa, power, published, recording, verify
+from . import aa, power, published, recording, roofline, verify
+from .peers import verb as peers
 
 VERBS = {
     "baseline": (recording.add_arguments, recording.run, "record the grid as the new baseline"),
     "verify": (verify.add_arguments, verify.run, "check every stored file against its manifest"),
     "aa": (aa.add_arguments, aa.run, "count the gate's alarms on identical code"),
     "power": (power.add_arguments, power.run, "count the gate's catches of injected faults"),
+    "peers": (peers.add_arguments, peers.run, "race ours with other people's layers"),
+    "roofline": (roofline.add_arguments, roofline.run, "how near chunked comes to its bound"),
     "published": (published.add_arguments, published.run, "compare a run with the published results"),
     "import-published": (
         published.add_import_arguments,

@@ -2,6 +2,8 @@
 
 import functools
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ class Anchor:
 
     def __init__(self, dtype: str) -> None:
         self.seconds: list[float] = []
-        self._run = _compiled(dtype)
+        self._run = compiled(dtype)
         self._run()
 
     def __call__(self) -> None:
@@ -32,7 +34,8 @@ class Anchor:
 
 
 @functools.cache
-def _compiled(dtype: str):
+def compiled(dtype: str) -> Callable[[], Any]:
+    """The matmul of this dtype, as a call that runs it once."""
     a = jnp.asarray(np.random.default_rng(0).standard_normal((SIDE, SIDE), np.float32)).astype(dtype)
     matmul = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32)).lower(a).compile()
     return lambda: jax.block_until_ready(matmul(a))

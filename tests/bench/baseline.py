@@ -22,7 +22,7 @@ from typing import Any
 from . import atomic, history
 from . import environment as environments
 from . import manifest as manifests
-from .errors import BaselineError, NoBaseline
+from .errors import BaselineError, NoBaseline, NoGrid
 
 SCHEMA = 1
 ROOT = Path(__file__).resolve().parents[2] / "baselines"
@@ -75,7 +75,8 @@ def find(root: Path, environment: dict[str, Any], grid: str) -> Baseline:
 
     Raises:
       NoBaseline: this backend and JAX have no baseline at all.
-      BaselineError: they have, but not of this grid, or it cannot be trusted.
+      NoGrid: they have, but not of this grid.
+      BaselineError: it cannot be trusted.
     """
     name = environments.key(environment)
     folder = root / name
@@ -85,7 +86,7 @@ def find(root: Path, environment: dict[str, Any], grid: str) -> Baseline:
     wanted = COMPARED_WITH.get(grid, grid)
     if wanted not in manifest.grids:
         others = ", ".join(sorted(manifest.grids))
-        raise BaselineError(f"no baseline of grid {wanted} in {folder}: there is {others}; {RECORD}")
+        raise NoGrid(f"no baseline of grid {wanted} in {folder}: there is {others}; {RECORD}")
     return declared(manifest, wanted)
 
 

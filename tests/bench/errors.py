@@ -16,6 +16,10 @@ class BaselineError(BenchError):
     """A stored record cannot be read, written or trusted (integrity)."""
 
 
+class NoGrid(BaselineError):
+    """This backend and JAX have baselines, but none of this grid."""
+
+
 class NoBaseline(BaselineError):
     """This backend and JAX have no baseline at all: nothing is damaged, there is nothing to compare with."""
 

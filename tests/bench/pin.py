@@ -17,6 +17,18 @@ def pin(cores: int | None) -> list[int] | None:
     Raises:
       EnvironmentFault: more cores are asked for than there are, or jax was imported first.
     """
+    chosen = choose(cores)
+    if chosen is not None:
+        if "jax" in sys.modules and len(os.sched_getaffinity(0)) != len(chosen):
+            raise EnvironmentFault(
+                "jax was imported before the process was pinned; its threads stay unpinned"
+            )
+        restrict(chosen)
+    return chosen
+
+
+def choose(cores: int | None) -> list[int] | None:
+    """The logical cores that `pin` restricts to, for a process that only starts those that are pinned."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     available = physical(sorted(os.sched_getaffinity(0)))
@@ -24,9 +36,6 @@ def pin(cores: int | None) -> list[int] | None:
         raise EnvironmentFault(
             f"--bench-cores={cores}: this process may use 1..{len(available)} physical cores"
         )
-    if "jax" in sys.modules and len(os.sched_getaffinity(0)) != len(available[:cores]):
-        raise EnvironmentFault("jax was imported before the process was pinned; its threads stay unpinned")
-    restrict(available[:cores])
     return available[:cores]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 import moe
+from moe.registry import Implementation
 from moe.train import default_optimizer, step_of
 
 from .cell import Cell
@@ -119,12 +120,12 @@ def analysed(executable: Any, seconds: float) -> Compiled:
     return Compiled(executable, sizes, (executable.cost_analysis() or {}).get("flops"), seconds)
 
 
-def flat(cell: Cell) -> Flat:
+def flat(cell: Cell, impl: Implementation | None = None) -> Flat:
     """The function of a cell: forward `(params, x) -> y`, or the train step `(state, x) -> (state, loss)`.
 
-    Nothing is allocated.
+    Nothing is allocated. `impl` replaces the cell's own.
     """
-    impl, config = implementation(cell.impl), config_of(cell)
+    impl, config = impl or implementation(cell.impl), config_of(cell)
 
     def layer(params: moe.Params, x: jax.Array) -> jax.Array:
         return impl.apply(params, x, config, **cell.tuning)[0]
@@ -154,8 +155,8 @@ def arguments_of(cell: Cell) -> Arguments:
     return Arguments(leaves, donated)
 
 
-def program(cell: Cell) -> Program:
-    """Compile a cell, on its inputs."""
-    arguments, function = arguments_of(cell), flat(cell)
+def program(cell: Cell, impl: Implementation | None = None) -> Program:
+    """Compile a cell, on its inputs; `impl` replaces the cell's own."""
+    arguments, function = arguments_of(cell), flat(cell) if impl is None else flat(cell, impl)
     compiled = function.compile()
     return Program(functools.partial(arguments.run, compiled.run), compiled, arguments, function)

@@ -1,0 +1,118 @@
+"""The bound of a cell: the products of its experts on rows split evenly. No router, no gather, no scatter.
+
+SwiGLU is included; for a train step the products of the backward pass, without recomputing, and Adam's bytes at
+the bandwidth of a plain copy. It is measured as if it were an implementation, and never asserted against dense.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
+
+from moe.experts import matmul, swiglu
+
+from .cell import Cell
+from .inputs import make_inputs
+
+PIECES = (64, 128, 256, 512, 1024)
+"""Rows of a piece that are tried; an expert's whole share is tried too."""
+ADAM_BYTES = 28
+"""For one float32 parameter: gradient, two moments and the parameter read, the last three written."""
+
+Weights = tuple[Float[Array, "E d h"], Float[Array, "E d h"], Float[Array, "E h d"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """One way to reach for it: rows of a piece, the call that runs it once, the flops of its products."""
+
+    piece: int
+    call: Callable[[], Any]
+    flops: int
+
+
+def share(cell: Cell) -> int:
+    """Rows of each expert where all have as many, rounded up."""
+    return -(-cell.tokens * cell.top_k // cell.experts)
+
+
+def bounds(cell: Cell) -> list[Bound]:
+    """All piece sizes of a cell, compiled; the best of them is the bound."""
+    rows = share(cell)
+    params, _, _ = make_inputs(cell)
+    weights = tuple(leaf.astype(cell.dtype) for leaf in params[1:])
+    # A piece that does not divide the share would pad it, which is no bound: the last one is cut short.
+    sizes = sorted({size for size in (*PIECES, rows) if size <= rows and rows % size == 0})
+    function = forward if cell.op == "forward" else both_ways
+    found = []
+    for piece in sizes:
+        shape = (cell.experts, rows // piece, piece, cell.d_model)
+        x = jax.random.normal(jax.random.key(0), shape).astype(cell.dtype)
+        run = jax.jit(function).lower(weights, x).compile()
+        found.append(Bound(piece, functools.partial(_run, run, weights, x), cell.useful_flops))
+    return found
+
+
+def forward(weights: Weights, x: Float[Array, "E n p d"]) -> Float[Array, "E n p d"]:
+    """Each expert on its pieces, one after the other."""
+
+    def expert(its: tuple[Any, ...]) -> Array:
+        (gate, up, down), pieces = its
+        return jax.lax.map(lambda rows: _piece(gate, up, down, rows).astype(rows.dtype), pieces)
+
+    return jax.lax.map(expert, (weights, x))
+
+
+def both_ways(weights: Weights, x: Float[Array, "E n p d"]) -> tuple[Array, Weights]:
+    """Forward and backward in one loop, so that nothing is kept or computed twice; y is its own cotangent.
+
+    Returns the gradients of the rows and of the weights, the latter summed in float32.
+    """
+
+    def expert(its: tuple[Any, ...]) -> tuple[Array, Any]:
+        (gate, up, down), pieces = its
+
+        def piece(sums: Any, rows: Array) -> tuple[Any, Array]:
+            dgate, dup, ddown = sums
+            hidden, pull = jax.vjp(swiglu, matmul(rows, gate), matmul(rows, up))
+            hidden = hidden.astype(rows.dtype)
+            cotangent = matmul(hidden, down).astype(rows.dtype)
+            dgated, dupped = (part.astype(rows.dtype) for part in pull(matmul(cotangent, down.T)))
+            sums = (
+                dgate + matmul(rows.T, dgated),
+                dup + matmul(rows.T, dupped),
+                ddown + matmul(hidden.T, cotangent),
+            )
+            return sums, (matmul(dgated, gate.T) + matmul(dupped, up.T)).astype(rows.dtype)
+
+        zeros = tuple(jnp.zeros(weight.shape, jnp.float32) for weight in (gate, up, down))
+        sums, drows = jax.lax.scan(piece, zeros, pieces)
+        return drows, sums
+
+    drows, grads = jax.lax.map(expert, (weights, x))
+    return drows, grads
+
+
+def _piece(gate: Array, up: Array, down: Array, rows: Array) -> Float32[Array, "p d"]:
+    return matmul(swiglu(matmul(rows, gate), matmul(rows, up)).astype(rows.dtype), down)
+
+
+def _run(run: Any, *arguments: Any) -> Any:
+    return jax.block_until_ready(run(*arguments))
+
+
+def adam_bytes(cell: Cell) -> int:
+    """Bytes that Adam reads and writes in a train step; 0 forward."""
+    experts = 3 * cell.experts * cell.d_model * cell.d_hidden
+    return 0 if cell.op == "forward" else ADAM_BYTES * (experts + cell.d_model * cell.experts)
+
+
+def copying(size: int = 2**26) -> tuple[Callable[[], Any], int]:
+    """A plain copy of `size` float32 values, as a call, and the bytes that it reads and writes."""
+    values = jnp.zeros(size, jnp.float32)
+    run = jax.jit(lambda values: values + 1).lower(values).compile()
+    return functools.partial(_run, run, values), 8 * size

@@ -1,0 +1,196 @@
+"""A contest: two workers, one for each side, whose arms take turns on one cell."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..cell import Cell
+from ..errors import BenchError
+from ..inputs import make_inputs
+from ..numerics import RAGGED_TOLERANCE, reference, rel_err, tolerance
+from .shapes import Arm, arms
+
+ROOT = Path(__file__).resolve().parents[__package__.count(".") + 1]
+SHORTEST_S = 0.005
+"""One turn takes at least this long: shorter calls are repeated within it."""
+SLOW_EVERY = 3
+"""Rounds from one turn of a slow arm to its next."""
+
+
+class ArmFailed(BenchError):
+    """An arm cannot run this cell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one arm did in a cell.
+
+    Attributes:
+      arm: its name.
+      seconds: of a call, one value a turn; none where it was wrong, or could not run.
+      rel_err_out: of y against dense in float32; None where it could not run.
+      peak_bytes: resident bytes beyond the loaded inputs, the most of a process of its own; None if not asked.
+      fault: why it took no part.
+    """
+
+    arm: str
+    seconds: tuple[float, ...] = ()
+    rel_err_out: float | None = None
+    peak_bytes: int | None = None
+    fault: str | None = None
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
+    def least(self) -> float:
+        return min(self.seconds)
+
+
+class Worker:
+    """The process of one side; use it with `with`."""
+
+    def __init__(self, side: str, cores: list[int] | None) -> None:
+        # Threads that wait for work must not spin while the other side runs.
+        threads = {"OMP_NUM_THREADS": str(len(cores))} if cores else {}
+        environment = os.environ | threads | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+        self._side = side
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.worker", side, json.dumps(cores)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, *request: Any) -> Any:
+        """The answer to one request. Raises ArmFailed where it is an error, or the process is gone."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise ArmFailed(f"the {self._side} worker ended with {self._process.wait()}")
+        answer = json.loads(line)
+        if isinstance(answer, dict) and "error" in answer:
+            raise ArmFailed(answer["error"])
+        return answer
+
+
+def hold(
+    cell: Cell,
+    workers: dict[str, Worker],
+    *,
+    rounds: int,
+    cores: list[int] | None,
+    memory: bool,
+    rng: np.random.Generator,
+) -> list[Result]:
+    """Let all arms of a cell take turns, in random order within each round, after their outputs were compared.
+
+    Args:
+      cell: what to run; `impl` does not matter.
+      workers: side -> its worker.
+      rounds: turns of each arm; slow ones take one in SLOW_EVERY.
+      cores: of the processes whose memory is measured.
+      memory: also run each arm in a process of its own, for its peak.
+      rng: the order.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        inputs = write_inputs(cell, folder / "inputs.npz")
+        for worker in workers.values():
+            worker.ask("load", dataclasses.asdict(cell), str(inputs))
+        found = {}
+        for arm in arms(cell):
+            found[arm.name] = _admitted(cell, arm, workers[arm.side], folder / "y.npy")
+        racing = [arm for arm in arms(cell) if found[arm.name].fault is None]
+        seconds = _turns(racing, workers, rounds, rng)
+        if memory:
+            for arm in racing:
+                peak = _peak(cell, arm, inputs, cores)
+                found[arm.name] = dataclasses.replace(found[arm.name], peak_bytes=peak)
+    return [dataclasses.replace(result, seconds=tuple(seconds.get(n, ()))) for n, result in found.items()]
+
+
+def write_inputs(cell: Cell, path: Path) -> Path:
+    """The cell's parameters and x as float32, which holds what each dtype holds."""
+    params, x, _ = make_inputs(cell)
+    arrays = {**params._asdict(), "x": x}
+    as_float32: dict[str, Any] = {name: np.asarray(array.astype("float32")) for name, array in arrays.items()}
+    np.savez(path, **as_float32)
+    return path
+
+
+def _admitted(cell: Cell, arm: Arm, worker: Worker, path: Path) -> Result:
+    """An arm whose output is right and that is ready to run, or why it is not."""
+    its = cell if arm.impl is None else dataclasses.replace(cell, impl=arm.impl)
+    try:
+        worker.ask("output", arm.name, str(path))
+        error = rel_err(np.load(path), reference(its).y)
+        # Other people's products sum in another order, as XLA's ragged_dot does: torch is at 8.3e-7 in float32.
+        limit = tolerance(its).out if arm.impl else max(tolerance(its).out, RAGGED_TOLERANCE.out)
+        if not error <= limit:
+            return Result(arm.name, rel_err_out=error, fault=f"rel_err_out={error:.1e} is over {limit:.1e}")
+        worker.ask("prepare", arm.name)
+    except ArmFailed as fault:
+        return Result(arm.name, fault=str(fault))
+    return Result(arm.name, rel_err_out=error)
+
+
+def _turns(
+    racing: list[Arm], workers: dict[str, Worker], rounds: int, rng: np.random.Generator
+) -> dict[str, list[float]]:
+    times = {}
+    for arm in racing:
+        once = min(workers[arm.side].ask("time", arm.name, 1) for _ in range(2))
+        times[arm.name] = max(1, math.ceil(SHORTEST_S / once))
+    seconds: dict[str, list[float]] = {arm.name: [] for arm in racing}
+    for number in range(rounds):
+        for index in rng.permutation(len(racing)):
+            arm = racing[index]
+            if not arm.slow or number % SLOW_EVERY == 0:
+                seconds[arm.name].append(workers[arm.side].ask("time", arm.name, times[arm.name]))
+    return seconds
+
+
+def _peak(cell: Cell, arm: Arm, inputs: Path, cores: list[int] | None) -> int | None:
+    """Bytes by which two runs in a fresh process raise its resident memory at most, compiling left out."""
+    with Worker(arm.side, cores) as worker:
+        worker.ask("load", dataclasses.asdict(cell), str(inputs))
+        worker.ask("prepare", arm.name)
+        before = worker.ask("peak")
+        worker.ask("time", arm.name, 2)
+        after = worker.ask("peak")
+    return after["peak"] - before["now"] if before and after else None
+
+
+@contextlib.contextmanager
+def sides(cores: list[int] | None) -> Iterator[dict[str, Worker]]:
+    """One worker a side."""
+    with Worker("jax", cores) as ours, Worker("torch", cores) as theirs:
+        yield {"jax": ours, "torch": theirs}

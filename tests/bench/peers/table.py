@@ -1,0 +1,55 @@
+"""A contest in words: each arm of a cell, and ours over the best of the others in all cells."""
+
+import math
+
+from ..cell import Cell
+from .contest import Result
+from .shapes import OURS, TORCH
+
+MIB = 2**20
+
+
+def lines(cell: Cell, results: list[Result]) -> list[str]:
+    """The arms of one cell, fastest first, with ours over each (minimum and median)."""
+    ours = ours_of(results)
+    out = [cell.id.removeprefix(f"{cell.impl}-")]
+    out.append(f"  {'arm':26} {'min ms':>9} {'median':>9}  ours/it min median  turns  error    peak MiB")
+    for result in sorted(results, key=lambda r: r.median if r.seconds else math.inf):
+        if not result.seconds:
+            out.append(f"  {result.arm:26} {result.fault or 'took no turn'}")
+            continue
+        least, middle = ratios(ours, result) if ours else (math.nan, math.nan)
+        peak = "" if result.peak_bytes is None else f"{result.peak_bytes / MIB:10.1f}"
+        out.append(
+            f"  {result.arm:26} {result.least * 1e3:9.2f} {result.median * 1e3:9.2f}  {least:11.3f} {middle:6.3f}"
+            f"  {len(result.seconds):5}  {result.rel_err_out:.1e} {peak}"
+        )
+    return out
+
+
+def summary(found: list[tuple[Cell, list[Result]]]) -> list[str]:
+    """A line a cell: ours over the best torch variant, capacity, dense and ragged_dot (medians)."""
+    names = (TORCH, "capacity", "dense", "jax.lax.ragged_dot", "tokamax.ragged_dot")
+    out = [
+        "ours over the best of each, median of turns",
+        f"  {'':58} " + " ".join(f"{n[:10]:>10}" for n in names),
+    ]
+    for cell, results in found:
+        ours = ours_of(results)
+        cells = []
+        for name in names:
+            its = [r for r in results if r.seconds and r.arm.startswith(name)]
+            best = min(its, key=lambda r: r.median, default=None)
+            cells.append(f"{ratios(ours, best)[1]:10.3f}" if ours and best else f"{'-':>10}")
+        out.append(f"  {cell.id.removeprefix(f'{cell.impl}-'):58} " + " ".join(cells))
+    return out
+
+
+def ours_of(results: list[Result]) -> Result | None:
+    """Our arm, if it ran."""
+    return next((result for result in results if result.arm == OURS and result.seconds), None)
+
+
+def ratios(ours: Result, other: Result) -> tuple[float, float]:
+    """Ours over the other: of the minima, and of the medians."""
+    return ours.least / other.least, ours.median / other.median
