@@ -154,11 +154,11 @@ def _in_forward_programs(
         right = implementation(impl)
         return dataclasses.replace(right, apply=functools.partial(layer, right.apply))
 
-    def flat(cell):
+    def flat(cell, impl=None):
         with pytest.MonkeyPatch.context() as inner:
             if cell.impl == CHUNKED and cell.op == "forward" and cell.suite in suites:
                 inner.setattr(program, "implementation", changed)
-            return whole(cell)
+            return whole(cell, impl)
 
     patch.setattr(program, "flat", flat)
 

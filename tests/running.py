@@ -39,6 +39,8 @@ def start(cells):
 
 plugin.start = start
 """
+ADDOPTS = "-p tinygrid -p tests.altered --bench-seconds 0.05"
+"""PYTEST_ADDOPTS of the runs that a verb starts."""
 SHAPE = "float32-t64-e4-k2-s0.0-d32-h48"
 DENSE = f"dense:auto:sorted-{SHAPE}-forward"
 CHUNKED = f"dropless:chunked:sorted-{SHAPE}-forward"
@@ -182,7 +184,7 @@ class Serving:
         cache = shlex.quote(f"cache_dir={runner.folder / 'cache'}")
         # What pytest would rewrite was imported by an earlier run, or by a verb.
         quiet = "-W ignore::pytest.PytestAssertRewriteWarning"
-        addopts = f"-p tinygrid -p tests.altered {quiet} --bench-seconds 0.05 -o {cache}"
+        addopts = f"{ADDOPTS} {quiet} -o {cache}"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVING],

@@ -1,14 +1,18 @@
 """The bound of a cell does the products that its experts need, no more and no less."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from moe.experts import feed_forward
-from tests.bench import bound, roofline
+from tests.bench import bound, roofline, turns
 from tests.bench.cell import Cell
 from tests.bench.grid import CHUNKED
+from tests.running import ROOT
 
 SHAPE = {"d_model": 32, "d_hidden": 48}
 
@@ -65,13 +69,17 @@ def test_adam_moves_28_bytes_a_parameter():
 
 def test_turns_come_in_every_round():
     ran = []
-    calls = {name: (lambda name=name: ran.append(name)) for name in "abc"}
-    seconds = roofline.turns(calls, 5, np.random.default_rng(0))
+    timed = {name: (lambda name=name: ran.append(name) or 1.0) for name in "abc"}
+    seconds = turns.take(timed, 5, np.random.default_rng(0))
     assert {name: len(values) for name, values in seconds.items()} == dict.fromkeys("abc", 5)
-    rounds = [ran[3 + 3 * i : 6 + 3 * i] for i in range(5)]
-    assert ran[:3] == list("abc")
+    rounds = [ran[3 * i : 3 + 3 * i] for i in range(5)]
     assert all(sorted(one) == list("abc") for one in rounds)
     assert len({tuple(one) for one in rounds}) > 1
+
+
+def test_the_process_is_pinned_before_jax_is_imported():
+    script = "import tests.bench.__main__, tests.bench.roofline, sys; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
 
 
 def test_what_is_in_the_bound_is_not_counted_twice():

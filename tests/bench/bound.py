@@ -5,7 +5,6 @@ the bandwidth of a plain copy. It is measured as if it were an implementation, a
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +27,10 @@ Weights = tuple[Float[Array, "E d h"], Float[Array, "E d h"], Float[Array, "E h 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """One way to reach for it: rows of a piece, the call that runs it once, the flops of its products."""
+    """One way to reach for it: rows of a piece, and the call that runs it once."""
 
     piece: int
     call: Callable[[], Any]
-    flops: int
 
 
 def share(cell: Cell) -> int:
@@ -45,15 +43,14 @@ def bounds(cell: Cell) -> list[Bound]:
     rows = share(cell)
     params, _, _ = make_inputs(cell)
     weights = tuple(leaf.astype(cell.dtype) for leaf in params[1:])
-    # A piece that does not divide the share would pad it, which is no bound: the last one is cut short.
+    # A piece that does not divide the share would pad it, which is no bound.
     sizes = sorted({size for size in (*PIECES, rows) if size <= rows and rows % size == 0})
     function = forward if cell.op == "forward" else both_ways
     found = []
     for piece in sizes:
         shape = (cell.experts, rows // piece, piece, cell.d_model)
         x = jax.random.normal(jax.random.key(0), shape).astype(cell.dtype)
-        run = jax.jit(function).lower(weights, x).compile()
-        found.append(Bound(piece, functools.partial(_run, run, weights, x), cell.useful_flops))
+        found.append(Bound(piece, ready(function, weights, x)))
     return found
 
 
@@ -101,8 +98,10 @@ def _piece(gate: Array, up: Array, down: Array, rows: Array) -> Float32[Array, "
     return matmul(swiglu(matmul(rows, gate), matmul(rows, up)).astype(rows.dtype), down)
 
 
-def _run(run: Any, *arguments: Any) -> Any:
-    return jax.block_until_ready(run(*arguments))
+def ready(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """A function compiled on these arguments, as a call that runs it once to the end."""
+    run = jax.jit(function).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(run(*arguments))
 
 
 def adam_bytes(cell: Cell) -> int:
@@ -113,6 +112,4 @@ def adam_bytes(cell: Cell) -> int:
 
 def copying(size: int = 2**26) -> tuple[Callable[[], Any], int]:
     """A plain copy of `size` float32 values, as a call, and the bytes that it reads and writes."""
-    values = jnp.zeros(size, jnp.float32)
-    run = jax.jit(lambda values: values + 1).lower(values).compile()
-    return functools.partial(_run, run, values), 8 * size
+    return ready(lambda values: values + 1, jnp.zeros(size, jnp.float32)), 8 * size

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import fnmatch
 from collections.abc import Iterable
 
 from .errors import GridError
@@ -97,6 +98,10 @@ class Cell:
     def numerics(self) -> tuple:
         """What the numerics of a cell depend on: forward and train step of one shape share them."""
         return (self.impl, *self.tuning.items(), *self.inputs)
+
+    def matches(self, words: str) -> bool:
+        """Whether the id holds these words, `*` and `?` as in a shell."""
+        return fnmatch.fnmatchcase(self.id, f"*{words}*")
 
     def fields(self) -> dict:
         """The cell as a record's fields, under the published names."""

@@ -17,10 +17,10 @@ class BaselineError(BenchError):
 
 
 class NoGrid(BaselineError):
-    """This backend and JAX have baselines, but none of this grid."""
+    """This backend and JAX have no baseline of this grid."""
 
 
-class NoBaseline(BaselineError):
+class NoBaseline(NoGrid):
     """This backend and JAX have no baseline at all: nothing is damaged, there is nothing to compare with."""
 
 

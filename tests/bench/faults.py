@@ -267,13 +267,13 @@ def slow(ratio: float) -> None:
     whole, implementation = patched.flat, patched.implementation
     turns: dict[str, int] = {}
 
-    def flat(cell: Any) -> Any:
+    def flat(cell: Any, impl: Any = None) -> Any:
         if cell.id not in turns:
             patched.implementation = implementation
             turns[cell.id] = round((ratio - 1) * _seconds(whole, cell) / _seconds_of_a_turn())
         delay = functools.partial(delayed, turns=turns[cell.id])
         patched.implementation = _changed(implementation, delay)
-        return whole(cell)
+        return whole(cell, impl)
 
     patched.flat = flat
 

@@ -47,16 +47,17 @@ class Source:
     rejected: bool = False
 
 
-_DONATED = ("forward", "train_step_donated")
+DONATED = ("forward", "train_step_donated")
+RAGGED_LIMIT = {"cpu": 131072}
 GRIDS: dict[str, tuple[Source, ...]] = {
     "smoke": (
         Source(ops=("forward",)),
         Source(impls=(CHUNKED,), ops=("train_step_donated",)),
     ),
     "default": (
-        Source(dtypes=DTYPES, tokens=(1024, 4096), experts=(8, 64), but=(DENSE, RAGGED), ops=_DONATED),
+        Source(dtypes=DTYPES, tokens=(1024, 4096), experts=(8, 64), but=(DENSE, RAGGED), ops=DONATED),
         # One dense train step at 4096 x 64 is 2.5 Tflop: the larger shapes of these two are in `published`.
-        Source(dtypes=DTYPES, impls=(DENSE, RAGGED), ops=_DONATED),
+        Source(dtypes=DTYPES, impls=(DENSE, RAGGED), ops=DONATED),
     ),
     # Cells of 1 to 30 ms, on which the gate proves itself (`aa`, `power`).
     "aa": (
@@ -66,7 +67,7 @@ GRIDS: dict[str, tuple[Source, ...]] = {
             d_model=128,
             d_hidden=256,
             but=(RAGGED,),
-            ops=_DONATED,
+            ops=DONATED,
         ),
     ),
     # The published runs, in their order (cpu_A to cpu_E, cpu_chunk_v1 and v2), then the rest of `default`.
@@ -78,7 +79,7 @@ GRIDS: dict[str, tuple[Source, ...]] = {
         Source(dtypes=("bfloat16",), tokens=(4096,), impls=(CHUNKED, BLOCKED, CAPACITY, DENSE)),
         Source(suites=("chunk",), tokens=(4096, 16384), experts=(8, 64), chunks=(256, 512)),
         Source(suites=("chunk",), tokens=(1024, 4096, 16384), experts=(8, 64), rejected=True),
-        Source(dtypes=DTYPES, tokens=(1024, 4096), experts=(8, 64), impls=(DENSE, RAGGED), ops=_DONATED),
+        Source(dtypes=DTYPES, tokens=(1024, 4096), experts=(8, 64), impls=(DENSE, RAGGED), ops=DONATED),
     ),
 }
 PLURAL = ("suites", "dtypes", "tokens", "experts", "top_k", "skew", "impls", "ops", "block_ms", "chunks")
@@ -194,7 +195,7 @@ def _skip(cell: Cell, source: Source, backend: str) -> str | None:
     size = cell.tokens * cell.experts
     if cell.impl == DENSE and size > source.dense_limit:
         return f"tokens x experts = {size} is over dense_limit={source.dense_limit}"
-    limit = source.ragged_limit or (131072 if backend == "cpu" else 262144)
+    limit = source.ragged_limit or RAGGED_LIMIT.get(backend, 262144)
     if cell.impl == RAGGED and size > limit:
         return f"tokens x experts = {size} is over ragged_limit={limit}"
     return None

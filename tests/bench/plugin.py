@@ -75,7 +75,6 @@ def start(cells: Cells) -> None:
     if cells.options.device:
         platform = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}[cells.options.device]
         os.environ["JAX_PLATFORMS"] = platform
-    import fnmatch
     import importlib.util
 
     if cells.measuring and importlib.util.find_spec("flatbuffers") is None:
@@ -88,8 +87,7 @@ def start(cells: Cells) -> None:
     cells.environment = environment.describe() | {"pinned": cells.cores}
     cells.entries = grid.build(run.grid, run.overrides, cells.environment["backend"])
     if run.only is not None:
-        pattern = f"*{run.only}*"
-        cells.entries = [entry for entry in cells.entries if fnmatch.fnmatchcase(entry.cell.id, pattern)]
+        cells.entries = [entry for entry in cells.entries if entry.cell.matches(run.only)]
         if not cells.entries:
             raise GridError(
                 f"--only={run.only!r} holds no cell of grid {run.grid}; --collect-only -q lists them"

@@ -157,6 +157,6 @@ def arguments_of(cell: Cell) -> Arguments:
 
 def program(cell: Cell, impl: Implementation | None = None) -> Program:
     """Compile a cell, on its inputs; `impl` replaces the cell's own."""
-    arguments, function = arguments_of(cell), flat(cell) if impl is None else flat(cell, impl)
+    arguments, function = arguments_of(cell), flat(cell, impl)
     compiled = function.compile()
     return Program(functools.partial(arguments.run, compiled.run), compiled, arguments, function)

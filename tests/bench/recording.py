@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import atomic, baseline, environment, revision, store
-from .errors import BaselineError, BenchError, NoBaseline, NoGrid
+from .errors import BaselineError, BenchError, NoGrid
 from .gate.drift import COMPILED_BY, TIMED_BY
 from .gate.verdict import REGRESSED
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def _update(args: argparse.Namespace, source: revision.Revision, described: dict[str, Any]) -> int:
     try:
         before = baseline.find(args.baselines, described, args.grid)
-    except (NoBaseline, NoGrid):
+    except NoGrid:
         before = None
     if args.only:
         _check_keeps(args.only, before, described)

@@ -12,8 +12,6 @@ COMPILED_BY = ("jax", "jaxlib", "backend", "device_kind", "xla_flags", "x64", "m
 """Fields of the environment that decide what a program compiles to."""
 TIMED_BY = ("cpu", "cores")
 """Those that decide how long it takes."""
-
-
 SAME_FIGURES = "same bytes and flops"
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -15,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from .. import turns
 from ..cell import Cell
 from ..errors import BenchError
+from ..gate.vet import ROOT
 from ..inputs import make_inputs
 from ..numerics import RAGGED_TOLERANCE, reference, rel_err, tolerance
 from .shapes import Arm, arms
 
-ROOT = Path(__file__).resolve().parents[__package__.count(".") + 1]
 SHORTEST_S = 0.005
 """One turn takes at least this long: shorter calls are repeated within it."""
 SLOW_EVERY = 3
@@ -157,6 +159,7 @@ def _admitted(cell: Cell, arm: Arm, worker: Worker, path: Path) -> Result:
         if not error <= limit:
             return Result(arm.name, rel_err_out=error, fault=f"rel_err_out={error:.1e} is over {limit:.1e}")
         worker.ask("prepare", arm.name)
+        worker.ask("time", arm.name, 1)  # The first run is a warm-up, and may fail.
     except ArmFailed as fault:
         return Result(arm.name, fault=str(fault))
     return Result(arm.name, rel_err_out=error)
@@ -165,17 +168,11 @@ def _admitted(cell: Cell, arm: Arm, worker: Worker, path: Path) -> Result:
 def _turns(
     racing: list[Arm], workers: dict[str, Worker], rounds: int, rng: np.random.Generator
 ) -> dict[str, list[float]]:
-    times = {}
+    timed = {}
     for arm in racing:
-        once = min(workers[arm.side].ask("time", arm.name, 1) for _ in range(2))
-        times[arm.name] = max(1, math.ceil(SHORTEST_S / once))
-    seconds: dict[str, list[float]] = {arm.name: [] for arm in racing}
-    for number in range(rounds):
-        for index in rng.permutation(len(racing)):
-            arm = racing[index]
-            if not arm.slow or number % SLOW_EVERY == 0:
-                seconds[arm.name].append(workers[arm.side].ask("time", arm.name, times[arm.name]))
-    return seconds
+        ask = functools.partial(workers[arm.side].ask, "time", arm.name)
+        timed[arm.name] = functools.partial(ask, max(1, math.ceil(SHORTEST_S / ask(1))))
+    return turns.take(timed, rounds, rng, {arm.name: SLOW_EVERY for arm in racing if arm.slow})
 
 
 def _peak(cell: Cell, arm: Arm, inputs: Path, cores: list[int] | None) -> int | None:

@@ -31,7 +31,6 @@ class Jax:
 
     def prepare(self, arm: str) -> None:
         self._arms[arm] = program.program(self._cell, implementation(arm))
-        self._arms[arm].call()
 
     def output(self, arm: str, path: str) -> None:
         params, x, config = make_inputs(self._cell)

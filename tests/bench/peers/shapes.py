@@ -4,11 +4,10 @@ import dataclasses
 import itertools
 
 from ..cell import Cell
-from ..grid import CAPACITY, CHUNKED, DENSE, RAGGED, Source
+from ..grid import CAPACITY, CHUNKED, DENSE, DONATED, RAGGED, RAGGED_LIMIT, Source
 
 OURS = "ours"
 TORCH = "torch"
-OPS = ("forward", "train_step_donated")
 DTYPES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
 """(dtype, param_dtype): what computes, and what is kept."""
 
@@ -36,8 +35,8 @@ JAX = (
     Arm(OURS, "jax", CHUNKED),
     Arm("capacity", "jax", CAPACITY),
     Arm("dense", "jax", DENSE, Source.dense_limit, slow=True),
-    Arm("jax.lax.ragged_dot", "jax", RAGGED, 131072, slow=True),
-    Arm("tokamax.ragged_dot", "jax", None, 131072, slow=True),
+    Arm("jax.lax.ragged_dot", "jax", RAGGED, RAGGED_LIMIT["cpu"], slow=True),
+    Arm("tokamax.ragged_dot", "jax", None, RAGGED_LIMIT["cpu"], slow=True),
 )
 EXPERTS = ("eager", "grouped_mm")
 ADAMS = ("fused", "foreach")
@@ -66,5 +65,5 @@ def cells() -> list[Cell]:
     ]
     return [
         Cell("layer", CHUNKED, dtype, op=op, param_dtype=param_dtype, **shape)  # type: ignore[arg-type]
-        for shape, (dtype, param_dtype), op in itertools.product(shapes, DTYPES, OPS)
+        for shape, (dtype, param_dtype), op in itertools.product(shapes, DTYPES, DONATED)
     ]

@@ -3,10 +3,9 @@
 import math
 
 from ..cell import Cell
+from ..program import MIB
 from .contest import Result
 from .shapes import OURS, TORCH
-
-MIB = 2**20
 
 
 def lines(cell: Cell, results: list[Result]) -> list[str]:

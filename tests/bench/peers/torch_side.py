@@ -86,7 +86,6 @@ class Torch:
                 adam.step()
 
         self._runs[arm] = run
-        run()
 
     def output(self, arm: str, path: str) -> None:
         with torch.inference_mode():

@@ -24,7 +24,7 @@ class Side(Protocol):
         """Take this cell's inputs, and forget the last one's arms."""
 
     def prepare(self, arm: str) -> None:
-        """Make an arm ready to run."""
+        """Make an arm ready to run, without a run: memory is measured from here."""
 
     def output(self, arm: str, path: str) -> None:
         """Write y of a forward pass of this arm, before any train step, as float32 to `path` (.npy)."""

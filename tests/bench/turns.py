@@ -1,0 +1,66 @@
+"""What the verbs that time side by side share: arguments, the choice of cells, turns in random order, the file.
+
+Nothing here imports jax: a process pins itself first.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from . import atomic, environment
+from .cell import Cell
+from .errors import BenchError
+
+REPORTS = Path(__file__).parents[2] / "reports"
+Name = TypeVar("Name")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of such a verb."""
+    parser.add_argument("--only", default="", help="cells whose id holds this, * and ? as in a shell")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each (default: 15)")
+    parser.add_argument("--cores", type=int, help="physical cores to pin to (default: all)")
+    parser.add_argument(
+        "--reports", type=Path, default=REPORTS, help="folder for the figures (default: reports)"
+    )
+
+
+def wanted(args: argparse.Namespace, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells that the arguments leave. Raises BenchError where there is none, or no round."""
+    if args.rounds < 1:
+        raise BenchError(f"--rounds={args.rounds} must be a positive integer")
+    found = [cell for cell in cells if cell.matches(args.only)]
+    if not found:
+        raise BenchError(f"--only={args.only!r} holds no cell; the first is {cells[0].id}")
+    return found
+
+
+def take(
+    timed: Mapping[Name, Callable[[], float]],
+    rounds: int,
+    rng: np.random.Generator,
+    every: Mapping[Name, int] | None = None,
+) -> dict[Name, list[float]]:
+    """What each of `timed` says (seconds), one value a round, in random order within each round.
+
+    `every` names those that take one turn in so many rounds.
+    """
+    names, every = list(timed), every or {}
+    found: dict[Name, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        for index in rng.permutation(len(names)):
+            name = names[index]
+            if number % every.get(name, 1) == 0:
+                found[name].append(timed[name]())
+    return found
+
+
+def write(path: Path, cores: list[int] | None, rounds: int, cells: list[dict[str, Any]]) -> None:
+    """Write what was found so far, and where."""
+    where = environment.describe() | {"pinned": cores}
+    document = {"schema": 1, "environment": where, "rounds": rounds, "cells": cells}
+    atomic.write(path, json.dumps(document, indent=1).encode())
