@@ -79,7 +79,7 @@ def test_looks_are_at_twelve_pairs_and_twice_as_many_each_time(monkeypatch):
 
     monkeypatch.setattr(paired, "decide", look)
     pairs = Race(0.25, 0.25).run(cells=10, limit=1.5)
-    assert looks == [(n, ALPHA / 10, 1.5) for n in (12, 24, 48, 96, 192)]
+    assert looks == [(n, ALPHA / 10, 1.5) for n in (12, 24, 48, 96, 192, 384, 768)]
     assert (len(pairs.logs), pairs.end) == (MOST, "undecided")
 
 
@@ -321,28 +321,37 @@ def ended(pairs, end):
 
 
 @pytest.mark.parametrize(
-    ("pairs", "suspect", "confirmed", "moved", "status", "said"),
+    ("pairs", "suspect", "confirmed", "noise", "status", "said"),
     [
-        (SAME, None, None, False, "unchanged", None),
-        (FAST, None, None, False, "unchanged", None),
-        (OPEN, None, None, False, "inconclusive", "neither slower nor equal"),
-        (pairs_of(1.0, 4), None, None, False, "inconclusive", "neither slower nor equal"),
-        (SLOW, "slower", ended(SLOW, "slower"), False, "regressed", "confirmed in a fresh process: x1.200"),
-        (FAST, "faster", ended(FAST, "faster"), False, "improved", "confirmed in a fresh process: x0.833"),
-        (SLOW, "slower", ended(SAME, "equal"), False, "unchanged", "not confirmed in a fresh process"),
-        (SLOW, "slower", ended(FAST, "faster"), False, "inconclusive", "does not decide"),
-        (SLOW, "slower", ended(OPEN, "undecided"), False, "inconclusive", "does not decide"),
-        (SLOW, "slower", "it gave no answer", False, "inconclusive", "not confirmed: it gave no answer"),
-        (SLOW, "slower", None, False, "inconclusive", "not confirmed"),
-        # A machine that moves what cannot move decides nothing that rests on time, but leaves the rest alone.
-        (SLOW, "slower", ended(SLOW, "slower"), True, "inconclusive", "null control"),
-        (FAST, "faster", ended(FAST, "faster"), True, "inconclusive", "null control"),
-        (SAME, None, None, True, "unchanged", None),
+        (SAME, None, None, 1.0, "unchanged", None),
+        (FAST, None, None, 1.0, "unchanged", None),
+        (OPEN, None, None, 1.0, "inconclusive", "neither slower nor equal"),
+        (pairs_of(1.0, 4), None, None, 1.0, "inconclusive", "neither slower nor equal"),
+        (SLOW, "slower", ended(SLOW, "slower"), 1.0, "regressed", "confirmed in a fresh process: x1.200"),
+        (FAST, "faster", ended(FAST, "faster"), 1.0, "improved", "confirmed in a fresh process: x0.833"),
+        (SLOW, "slower", ended(SAME, "equal"), 1.0, "unchanged", "not confirmed in a fresh process"),
+        (SLOW, "slower", ended(FAST, "faster"), 1.0, "inconclusive", "does not decide"),
+        (SLOW, "slower", ended(OPEN, "undecided"), 1.0, "inconclusive", "does not decide"),
+        (SLOW, "slower", "it gave no answer", 1.0, "inconclusive", "not confirmed: it gave no answer"),
+        (SLOW, "slower", None, 1.0, "inconclusive", "not confirmed"),
+        # A machine that moves what cannot move decides nothing by as much, and leaves the rest alone.
+        (
+            SLOW,
+            "slower",
+            ended(SLOW, "slower"),
+            1.15,
+            "inconclusive",
+            "null control of this run moved by x1.150",
+        ),
+        (FAST, "faster", ended(FAST, "faster"), 1.15, "inconclusive", "null control"),
+        (SLOW, "slower", ended(SLOW, "slower"), 1.14, "regressed", "confirmed"),
+        (FAST, "faster", ended(FAST, "faster"), 1.14, "improved", "confirmed"),
+        (SAME, None, None, 1.15, "unchanged", None),
     ],
 )
-def test_judgement_of_a_changed_program(pairs, suspect, confirmed, moved, status, said):
+def test_judgement_of_a_changed_program(pairs, suspect, confirmed, noise, status, said):
     seen = Evidence("a", "b", {}, pairs, "code")
-    got, reasons, figures = timing.judge(seen, suspect, confirmed, 1.05, moved)
+    got, reasons, figures = timing.judge(seen, suspect, confirmed, 1.05, noise)
     assert got == status
     assert (said is None) == (reasons == [])
     assert said is None or said in reasons[0]
@@ -354,22 +363,33 @@ def test_judgement_of_a_changed_program(pairs, suspect, confirmed, moved, status
 
 
 @pytest.mark.parametrize(
-    ("seen", "suspect", "status", "said"),
+    ("seen", "suspect", "noise", "status", "said"),
     [
-        (Evidence("a", "a"), None, "unchanged", None),
-        (Evidence("a", "b", not_paired="other arguments"), None, "inconclusive", "other arguments"),
+        (Evidence("a", "a"), None, 1.0, "unchanged", None),
+        (Evidence("a", "b", not_paired="other arguments"), None, 1.0, "inconclusive", "other arguments"),
         # One program, raced since the stored time fell: the pairs are the second witness.
-        (Evidence("a", "a", {}, TWICE, "stored time"), "slower", "regressed", "the cause is outside it"),
+        (Evidence("a", "a", {}, TWICE, "stored time"), "slower", 1.0, "regressed", "the cause is outside it"),
+        (Evidence("a", "a", {}, TWICE, "stored time"), "slower", 1.6, "regressed", "the cause is outside it"),
+        (Evidence("a", "a", {}, TWICE, "stored time"), "slower", 1.7, "inconclusive", "null control"),
         # An export may be compiled to code that is some percent faster than the same program's.
-        (Evidence("a", "a", {}, pairs_of(1.15), "stored time"), "slower", "unchanged", None),
-        (Evidence("a", "a", {}, SAME, "stored time"), None, "unchanged", None),
+        (Evidence("a", "a", {}, pairs_of(1.15), "stored time"), "slower", 1.0, "unchanged", None),
+        (Evidence("a", "a", {}, SAME, "stored time"), None, 1.0, "unchanged", None),
         # One program, raced since all are: nothing but noise can make it slower, so it has to be confirmed.
-        (Evidence("a", "a", {}, SLOW, "all programs"), "slower", "inconclusive", "not confirmed"),
+        (Evidence("a", "a", {}, SLOW, "all programs"), "slower", 1.0, "inconclusive", "not confirmed"),
     ],
-    ids=["not raced", "not possible", "tripped", "tripped a little", "tripped and equal", "all programs"],
+    ids=[
+        "not raced",
+        "not possible",
+        "tripped",
+        "tripped by more than noise",
+        "tripped by noise",
+        "tripped a little",
+        "tripped and equal",
+        "all programs",
+    ],
 )
-def test_judgement_without_a_fresh_process(seen, suspect, status, said):
-    got, reasons, _ = timing.judge(seen, suspect, None, 1.05, False)
+def test_judgement_without_a_fresh_process(seen, suspect, noise, status, said):
+    got, reasons, _ = timing.judge(seen, suspect, None, 1.05, noise)
     assert got == status
     assert (reasons == []) if said is None else (said in reasons[0])
 

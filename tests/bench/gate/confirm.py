@@ -24,7 +24,7 @@ SPARE_S = 180.0
 BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """On a GPU this run holds most of the memory already: the child takes what it needs of the rest."""
 LOOKS = 10
-"""The level of each look is that of so many cells tested: four or five looks together stay under ALPHA."""
+"""The level of each look is that of so many cells tested: seven looks together stay under ALPHA."""
 
 
 class NotConfirmed(BenchError):

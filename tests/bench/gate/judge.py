@@ -54,6 +54,7 @@ def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ())
     environment = dict(run.environment) or baseline.environment
     same_jax = environment["jax"] == baseline.environment["jax"] if environment else True
     moved = timing.noisy(list(run.controls))
+    noise = timing.factor(moved[0].ratio) if moved else 1.0
     cells = [CellVerdict(identity, "wrong", (), stored.get(identity)) for identity in run.wrong]
     spared: list[str] = []  # By a limit of pyproject.toml, with its reason.
     drifts: list[Drift] = drift.of_environment(environment, baseline.environment)
@@ -63,7 +64,7 @@ def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ())
             reason = "the grid holds it more than once, so one of them was compared with nothing"
             cells.append(CellVerdict(identity, "missing", (reason,), its, today))
             continue
-        cells.append(_cell(identity, today, its, seen, run, settings, same_jax, bool(moved)))
+        cells.append(_cell(identity, today, its, seen, run, settings, same_jax, noise))
         if its is not None and cells[-1].status != "missing":
             its_figures = its if seen.figures is None else its | seen.figures
             spared += [
@@ -98,7 +99,7 @@ def _cell(
     run: Run,
     settings: tuple[limits.Limit, ...],
     same_jax: bool,
-    moved: bool,
+    noise: float,
 ) -> CellVerdict:
     def verdict(status: str, reasons: list[str], time: Any = None) -> CellVerdict:
         return CellVerdict(identity, status, tuple(reasons), stored, today, time)
@@ -118,7 +119,7 @@ def _cell(
         worse, better = deterministic.compare(today, before, settings)
     limit = limits.slowest(settings, identity)
     status, reasons, time = timing.judge(
-        seen, run.suspects.get(identity), run.confirmed.get(identity), limit, moved
+        seen, run.suspects.get(identity), run.confirmed.get(identity), limit, noise
     )
     if worse:
         return verdict("regressed", worse + better + reasons, time)
@@ -136,8 +137,8 @@ def _notes(
         notes.append(f"stored time not comparable: another {', '.join(differing)} than the baseline's")
     if moved:
         notes.append(
-            f"noise: {len(moved)} null controls moved (a program against itself, {moved[0]}); what rests on "
-            "time is inconclusive: close what else runs, and run again"
+            f"noise: {len(moved)} null controls moved (a program against itself, {moved[0]}); times that "
+            "changed by less than this beyond their limit are inconclusive: close what else runs, and run again"
         )
     if not same_jax:
         notes.append("the baseline is another JAX's: this shows what moved, and gates nothing")

@@ -49,7 +49,10 @@ def _walsh(values: ArrayLike) -> np.ndarray:
 @functools.lru_cache(maxsize=64)
 def _upper_tail(n: int) -> np.ndarray:
     """P(W >= w) for w from 0 to n (n + 1) / 2, W the sum of the ranks that a fair coin picks for each of 1..n."""
-    mass = np.ones(1)
+    mass = np.zeros(n * (n + 1) // 2 + 1)
+    mass[0] = 1
     for rank in range(1, n + 1):
-        mass = np.concatenate([mass, np.zeros(rank)]) / 2 + np.concatenate([np.zeros(rank), mass]) / 2
+        reached = mass[: rank * (rank + 1) // 2 + 1]
+        reached[rank:] += reached[:-rank].copy()
+        reached /= 2
     return np.cumsum(mass[::-1])[::-1]

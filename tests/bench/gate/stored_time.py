@@ -7,8 +7,8 @@ from typing import Any
 
 from ..environment import differing
 
-SLOWER = 1.5
-"""Share of the matmul's rate then over now that trips the wire."""
+SLOWER = 1.3
+"""Share of the matmul's rate then over now that trips the wire: a false trip costs a race and no more."""
 OUTSIDE = 1.2
 """Ratio to the stored program from which the call is slower than an equal program explains."""
 COMPARABLE = ("cpu", "cores", "device_kind", "jax", "jaxlib")

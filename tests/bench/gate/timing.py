@@ -9,7 +9,7 @@ from .paired import Pairs, holm
 from .verdict import Timing
 
 MOVED = 1.03
-"""A null control (a program against itself) that moves by more, significantly, makes time inconclusive."""
+"""A null control (a program against itself) that moves by more, significantly, widens the limits by as much."""
 MOVED_P = 0.005
 """For each of the two directions."""
 
@@ -28,16 +28,22 @@ def suspects(evidence: Mapping[str, Evidence], settings: tuple[limits.Limit, ...
 
 
 def noisy(controls: list[Pairs]) -> list[Pairs]:
-    """The null controls that moved."""
-    return [
+    """The null controls that moved, the one that moved most first."""
+    moved = [
         pairs
         for pairs in controls
-        if abs(math.log(pairs.ratio)) > math.log(MOVED) and min(pairs.p_slower, pairs.p_faster) < MOVED_P
+        if factor(pairs.ratio) > MOVED and min(pairs.p_slower, pairs.p_faster) < MOVED_P
     ]
+    return sorted(moved, key=lambda pairs: -factor(pairs.ratio))
+
+
+def factor(ratio: float) -> float:
+    """How far a ratio of times is from 1, in either direction."""
+    return max(ratio, 1 / ratio)
 
 
 def judge(
-    seen: Evidence, suspect: str | None, confirmed: Pairs | str | None, limit: float, moved: bool
+    seen: Evidence, suspect: str | None, confirmed: Pairs | str | None, limit: float, noise: float
 ) -> tuple[str, list[str], Timing | None]:
     """Status (regressed, improved, inconclusive or unchanged), reasons and figures of one cell's time.
 
@@ -46,7 +52,7 @@ def judge(
       suspect: slower, faster or None.
       confirmed: the pairs of the fresh process, why there are none, or None where none were asked.
       limit: ratio that is too slow.
-      moved: whether a null control of this run moved.
+      noise: by what factor a null control of this run moved at most; 1 where none did.
     """
     pairs = seen.pairs
     if pairs is None:
@@ -56,19 +62,23 @@ def judge(
     low, high = pairs.bounds
     again = confirmed.ratio if isinstance(confirmed, Pairs) else None
     timing = Timing(pairs.ratio, low, high, len(pairs.logs), pairs.seconds, again)
+    noisily = f"a null control of this run moved by x{noise:.3f}: too noisy to tell"
     said = f"time {pairs} of the stored program's (limit x{limit:g})"
     if seen.same and seen.asked_by == "stored time":
         # Nothing changed, so only two witnesses that agree say otherwise: the trip-wire and the pairs. A fresh
         # process would run the program alone, without what is around it.
-        if suspect == "slower" and pairs.ratio > stored_time.OUTSIDE and not moved:
-            return "regressed", [f"{said}, with the same program: the cause is outside it"], timing
-        return "unchanged", [], timing
+        said += ", with the same program"
+        if suspect != "slower" or pairs.ratio <= stored_time.OUTSIDE:
+            return "unchanged", [], timing
+        if pairs.ratio <= stored_time.OUTSIDE * noise:
+            return "inconclusive", [f"{said}, but {noisily}"], timing
+        return "regressed", [f"{said}: the cause is outside it"], timing
     if suspect is None:
         if high < limit:
             return "unchanged", [], timing
         return "inconclusive", [f"{said}: neither slower nor equal within its time budget"], timing
-    if moved:
-        return "inconclusive", [f"{said}, but a null control of this run moved: too noisy to tell"], timing
+    if factor(pairs.ratio) <= limit * noise:
+        return "inconclusive", [f"{said}, but {noisily}"], timing
     status = "regressed" if suspect == "slower" else "improved"
     if not isinstance(confirmed, Pairs):
         return "inconclusive", [f"{said}; not confirmed: {confirmed}"], timing
