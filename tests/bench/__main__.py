@@ -11,6 +11,7 @@ VERBS = {
     "power": ("power", "", "count the gate's catches of injected faults"),
     "peers": ("peers.verb", "", "race ours with other people's layers"),
     "roofline": ("roofline", "", "how near chunked comes to its bound"),
+    "growth": ("growth", "", "what a token costs chunked as tokens grow"),
     "published": ("published", "", "compare a run with the published results"),
     "import-published": ("published", "import", "turn the published results file into a file of the store"),
 }
