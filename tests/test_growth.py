@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.bench import __main__ as verbs
-from tests.bench import growth
+from tests.bench import growth, turns
 from tests.bench.cell import Cell
 from tests.bench.grid import CHUNKED
 
@@ -44,7 +44,7 @@ def test_table_says_what_a_further_token_adds():
 def test_the_verb_writes_its_figures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(growth, "TOKENS", (64, 128))
     only = ["--only", "float32*-forward", "--rounds", "1", "--reports", str(tmp_path)]
-    monkeypatch.setattr(growth.pin, "pin", lambda cores: None)
+    monkeypatch.setattr(turns.pin, "pin", lambda cores: None)
     assert verbs.main(["growth", *only]) == 0
     document = json.loads((tmp_path / "growth.json").read_text("utf-8"))
     assert [its["tokens"] for its in document["cells"]] == [64, 128]

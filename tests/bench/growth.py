@@ -2,14 +2,12 @@
 
 import argparse
 import dataclasses
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from . import pin, turns
+from . import turns
 from .cell import DTYPES, Cell
-from .errors import BenchError
 
 TOKENS = (4096, 8192, 16384, 32768, 65536)
 EXPERTS, TOP_K = 8, 2
@@ -57,33 +55,26 @@ def cells() -> list[Cell]:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 2 for a fault."""
-    try:
-        cores = pin.pin(args.cores)
-        series: dict[tuple[str, str], list[Cell]] = {}
-        for cell in turns.wanted(args, cells()):
-            series.setdefault((cell.dtype, cell.op), []).append(cell)
-        found: list[Point] = []
-        for its in series.values():
-            points = measure(its, args.rounds, np.random.default_rng())
-            print("\n".join(table(points)), flush=True)
-            found += points
-            document = [dataclasses.asdict(point) for point in found]
-            turns.write(args.reports / "growth.json", cores, args.rounds, document)
-    except BenchError as fault:
-        print(f"error: {fault}", file=sys.stderr)
-        return 2
-    return 0
+    return turns.run(args, "growth.json", _steps(args))
+
+
+def _steps(args: argparse.Namespace) -> Iterator[tuple[list[Point], list[str]]]:
+    series: dict[tuple[str, str], list[Cell]] = {}
+    for cell in turns.wanted(args, cells()):
+        series.setdefault((cell.dtype, cell.op), []).append(cell)
+    for its in series.values():
+        points = measure(its, args.rounds, np.random.default_rng())
+        yield points, table(points)
 
 
 def measure(series: Sequence[Cell], rounds: int, rng: np.random.Generator) -> list[Point]:
     """Time the cells of one series in turns, in random order; the first is what others are over."""
     from .program import program
-    from .roofline import timed
 
     ready = {cell: program(cell) for cell in series}
     for its in ready.values():
         its.call()
-    seconds = turns.take({cell: timed(its.call) for cell, its in ready.items()}, rounds, rng)
+    seconds = turns.take({cell: turns.timed(its.call) for cell, its in ready.items()}, rounds, rng)
     middle = {cell: float(np.median(values)) for cell, values in seconds.items()}
     least = {cell: min(values) for cell, values in seconds.items()}
     first = series[0]

@@ -2,16 +2,13 @@
 
 import argparse
 import dataclasses
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from . import pin, turns
+from . import turns
 from .cell import DTYPES, Cell
-from .errors import BenchError
 
 SHAPES = ((1024, 8), (4096, 8), (16384, 8), (4096, 64))
 OURS, MATMUL, COPY = "ours", "matmul", "copy"
@@ -62,18 +59,13 @@ def cells() -> list[Cell]:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 2 for a fault."""
-    try:
-        cores = pin.pin(args.cores)
-        found: list[Reached] = []
-        for cell in turns.wanted(args, cells()):
-            found.append(reach(cell, args.rounds, np.random.default_rng()))
-            print("\n".join(lines(found[-1])), flush=True)
-            document = [dataclasses.asdict(reached) for reached in found]
-            turns.write(args.reports / "roofline.json", cores, args.rounds, document)
-    except BenchError as fault:
-        print(f"error: {fault}", file=sys.stderr)
-        return 2
-    return 0
+    return turns.run(args, "roofline.json", _steps(args))
+
+
+def _steps(args: argparse.Namespace) -> Iterator[tuple[list[Reached], list[str]]]:
+    for cell in turns.wanted(args, cells()):
+        reached = reach(cell, args.rounds, np.random.default_rng())
+        yield [reached], lines(reached)
 
 
 def reach(cell: Cell, rounds: int, rng: np.random.Generator) -> Reached:
@@ -91,7 +83,7 @@ def reach(cell: Cell, rounds: int, rng: np.random.Generator) -> Reached:
     calls |= beside
     for call in calls.values():
         call()
-    seconds = turns.take({name: timed(call) for name, call in calls.items()}, rounds, rng)
+    seconds = turns.take({name: turns.timed(call) for name, call in calls.items()}, rounds, rng)
     middle = {name: float(np.median(values)) for name, values in seconds.items()}
     least = {name: min(values) for name, values in seconds.items()}
     best = min((its.piece for its in bounds), key=middle.__getitem__)
@@ -110,17 +102,6 @@ def reach(cell: Cell, rounds: int, rng: np.random.Generator) -> Reached:
         {name: middle[name] * 1e3 for name in beside},
         rounds,
     )
-
-
-def timed(call: Callable[[], Any]) -> Callable[[], float]:
-    """The call, telling its seconds."""
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-
-    return seconds
 
 
 def lines(reached: Reached) -> list[str]:

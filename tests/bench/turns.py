@@ -4,14 +4,17 @@ Nothing here imports jax: a process pins itself first.
 """
 
 import argparse
+import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from . import atomic, environment
+from . import atomic, environment, pin
 from .cell import Cell
 from .errors import BenchError
 
@@ -27,6 +30,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reports", type=Path, default=REPORTS, help="folder for the figures (default: reports)"
     )
+
+
+def run(args: argparse.Namespace, file: str, steps: Iterable[tuple[Sequence[Any], list[str]]]) -> int:
+    """Pin this process, then take the steps one by one: print what each says, and write all that was found so far.
+
+    Args:
+      args: of the verb.
+      file: name of the figures' file.
+      steps: dataclasses that were found, and the lines that say it. A generator begins after the pinning, so it
+        may import jax.
+
+    Returns 0, or 2 for a fault.
+    """
+    found: list[dict[str, Any]] = []
+    try:
+        cores = pin.pin(args.cores)
+        for values, said in steps:
+            print("\n".join(said), flush=True)
+            found += map(dataclasses.asdict, values)
+            write(args.reports / file, cores, args.rounds, found)
+    except BenchError as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def wanted(args: argparse.Namespace, cells: Sequence[Cell]) -> list[Cell]:
@@ -57,6 +84,17 @@ def take(
             if number % every.get(name, 1) == 0:
                 found[name].append(timed[name]())
     return found
+
+
+def timed(call: Callable[[], Any]) -> Callable[[], float]:
+    """The call, telling its seconds."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return seconds
 
 
 def write(path: Path, cores: list[int] | None, rounds: int, cells: list[dict[str, Any]]) -> None:
