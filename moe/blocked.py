@@ -4,7 +4,7 @@ from jaxtyping import Array, Float
 
 from moe.config import Config, positive
 from moe.experts import Params
-from moe.grouped import grouped_layer, piece_rows
+from moe.grouped import Form, grouped_layer, piece_rows
 from moe.router import Aux
 
 BLOCK_M = 64
@@ -24,4 +24,4 @@ def blocked(
         slab_elems: most hidden elements in flight; lowers the block. None sets no limit of its own.
     """
     wanted = BLOCK_M if block_m is None else positive("block_m", block_m)
-    return grouped_layer(params, x, config, (piece_rows(wanted, slab_elems, x.shape[0], config),))
+    return grouped_layer(params, x, config, Form((piece_rows(wanted, slab_elems, x.shape[0], config),)))

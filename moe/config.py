@@ -59,6 +59,15 @@ class Config:
 
 def positive(name: str, value: object) -> int:
     """The value, if it is a positive integer; ValueError naming it otherwise."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a positive integer")
+    return _integer(name, value, 1, "a positive integer")
+
+
+def natural(name: str, value: object) -> int:
+    """The value, if it is 0 or a positive integer; ValueError naming it otherwise."""
+    return _integer(name, value, 0, "0 or a positive integer")
+
+
+def _integer(name: str, value: object, least: int, wanted: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{name}={value!r} must be {wanted}")
     return int(value)

@@ -1,10 +1,11 @@
 """The grouped feed-forward: a loop over experts, each taking its rows in pieces of a few static sizes.
 
 Memory is a band of one expert's hidden columns, one piece and one float32 total (T, d), whatever else the
-number of tokens; the backward pass recomputes the hidden rows of a piece instead of keeping them. `chunked`
+number of tokens. The backward pass recomputes the hidden rows of a piece, unless the form keeps them. `chunked`
 and `blocked` are this loop with their own piece sizes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -26,9 +27,29 @@ WINDOW = 128
 # XLA's CPU matmul sums products of up to 32 rows in another order, which alone moves a float32 result by
 # 7e-7; no piece is smaller than this, so that every one rounds as dense does.
 FEWEST_ROWS = 40
+# Most hidden columns of a band forward, and most bytes of one row of it backward, where six matrices are held:
+# 256 float32 columns take 3/5 of the temporary bytes of 512 in 1.02 to 1.05 of their time.
+FORWARD_COLUMNS = 512
+BACKWARD_BYTES = 1024
 
 Carry = TypeVar("Carry")
 Arrays = tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How the loop takes the rows.
+
+    Attributes:
+        sizes: piece sizes in rows, ascending.
+        whole: takes all hidden columns at once in a forward pass that keeps nothing, instead of in bands.
+        keep: keeps the products with gate and up for the backward pass instead of computing them again; takes all
+            columns at once, both ways.
+    """
+
+    sizes: tuple[int, ...]
+    whole: bool = False
+    keep: bool = False
 
 
 class Piece(NamedTuple):
@@ -63,12 +84,14 @@ def piece_rows(wanted: int, slab_elems: int | None, tokens: int, config: Config)
 
 
 def grouped_layer(
-    params: Params, x: Float[Array, "T d"], config: Config, sizes: tuple[int, ...], whole: bool = False
+    params: Params, x: Float[Array, "T d"], config: Config, form: Form
 ) -> tuple[Float[Array, "T d"], Aux]:
     """Route, sort the assignments by expert, run each expert on its rows (see `feed_forward`)."""
     routing = route(params.router, x, config)
     rows = dispatch(routing, config.experts)
-    y = feed_forward(sizes, whole, params, x, rows)
+    if x.shape[0] == 0:  # no row to gather from
+        return x, Aux(rows.counts, jnp.int32(0))
+    y = feed_forward(form, params, x, rows)
     return y.astype(x.dtype), Aux(rows.counts, jnp.int32(0))
 
 
@@ -100,20 +123,18 @@ def scatter_add(
 
 
 def for_each_piece(
-    rows: Dispatch,
-    expert: Int32[Array, ""],
+    start: Int32[Array, ""],
+    count: Int32[Array, ""],
     sizes: tuple[int, ...],
     body: Callable[[int, Int32[Array, ""], Int32[Array, ""], Carry], Carry],
     carry: Carry,
 ) -> Carry:
-    """Run `body(rows, first, left, carry)` over the pieces of one expert, largest first; none under FEWEST_ROWS.
+    """Run `body(rows, first, left, carry)` over the pieces of `count` rows from `start` on, largest first.
 
-    A size is taken while three quarters of it would be filled, the smallest while a row is left: one loop for
-    each size instead of a switch inside one loop, which copies the carried totals on JAX 0.10.
+    No piece is under FEWEST_ROWS. A size is taken while three quarters of it would be filled, the smallest while
+    a row is left: one loop for each size instead of a switch inside one loop, which copies the carried totals on
+    JAX 0.10.
     """
-    if rows.assignments.shape[0] == 0:  # no row of x to gather from
-        return carry
-    start, count = rows.starts[expert], rows.counts[expert]
     sizes = tuple(sorted({max(size, FEWEST_ROWS) for size in sizes}))
     state = (jnp.int32(0), carry)
     for size in reversed(sizes):
@@ -131,14 +152,14 @@ def for_each_piece(
     return state[1]
 
 
-def bands(d_hidden: int) -> int:
-    """Into how many bands the hidden columns are cut: the fewest even ones of 256 to 512 columns, or 1.
+def bands(d_hidden: int, columns: int) -> int:
+    """Into how many bands the hidden columns are cut: the fewest even ones of half to all of `columns`, or 1.
 
     A second band halves the copies of an expert's matrices and the hidden rows that are held at once, for one
     more gather and scatter of every row.
     """
-    fewest = -(-d_hidden // 512)
-    return next((n for n in range(fewest, d_hidden // 256 + 1) if d_hidden % n == 0), 1)
+    fewest = -(-d_hidden // columns)
+    return next((n for n in range(fewest, 2 * d_hidden // columns + 1) if d_hidden % n == 0), 1)
 
 
 class Band(NamedTuple):
@@ -164,6 +185,16 @@ class Band(NamedTuple):
             for total, grad, start in zip(totals, grads, self.starts(), strict=True)
         )
 
+    def rows_of(self, whole: Float[Array, "R h"], size: int, first: Int32[Array, ""]) -> Float[Array, "n b"]:
+        """`size` rows of the band's columns of `whole`, from row `first` on."""
+        return jax.lax.dynamic_slice(whole, (first, self.first), (size, self.width))
+
+    def put_rows(
+        self, whole: Float[Array, "R h"], rows: Float[Array, "n b"], first: Int32[Array, ""]
+    ) -> Float[Array, "R h"]:
+        """`whole` with these rows of the band's columns written in, from row `first` on."""
+        return jax.lax.dynamic_update_slice(whole, rows.astype(whole.dtype), (first, self.first))
+
     def starts(self) -> tuple[tuple[int | Int32[Array, ""], ...], ...]:
         return (self.expert, 0, self.first), (self.expert, 0, self.first), (self.expert, self.first, 0)
 
@@ -185,93 +216,138 @@ def padded(rows: Dispatch, size: int) -> Dispatch:
     return rows._replace(tokens=jnp.pad(rows.tokens, (0, size)), weights=jnp.pad(rows.weights, (0, size)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def feed_forward(
-    sizes: tuple[int, ...], whole: bool, params: Params, x: Float[Array, "T d"], rows: Dispatch
-) -> Float32[Array, "T d"]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def feed_forward(form: Form, params: Params, x: Float[Array, "T d"], rows: Dispatch) -> Float32[Array, "T d"]:
     """Sum over each token's experts of weight * expert(x), for rows sorted by expert.
 
     Args:
-        sizes: piece sizes in rows, ascending (static).
-        whole: take all hidden columns at once in the forward pass instead of in bands (static).
+        form: how the rows are taken (static).
         params: the experts' matrices; the router is not used.
         x: tokens, float32 or bfloat16; products are in this dtype, sums in float32.
         rows: the assignments by expert.
     """
-    rows = padded(rows, max(sizes[-1], FEWEST_ROWS))
+    y, *_ = _sum(form, params, x, rows, ())
+    return y
 
-    def add_band(band: Band, y: Float32[Array, "T d"]) -> Float32[Array, "T d"]:
+
+def _sum(form: Form, params: Params, x: Float[Array, "T d"], rows: Dispatch, kept: Arrays) -> Arrays:
+    """The sum, then `kept`, (A + largest piece, h) each and gate's first, with their products of all rows."""
+    rows = padded(rows, max(form.sizes[-1], FEWEST_ROWS))
+
+    def add_band(band: Band, carry: Arrays) -> Arrays:
         gate, up, down = band.of(params, x.dtype)
 
-        def add_piece(size: int, first: Int32[Array, ""], left: Int32[Array, ""], y: jax.Array) -> jax.Array:
+        def add_piece(size: int, first: Int32[Array, ""], left: Int32[Array, ""], carry: Arrays) -> Arrays:
+            y, *kept = carry
             piece = take(rows, x.shape[0], size, first, left)
             inputs = gather(x, piece)
-            hidden = swiglu(matmul(inputs, gate), matmul(inputs, up)).astype(x.dtype)
-            return scatter_add(y, piece, piece.weights[:, None] * matmul(hidden, down))
+            products = matmul(inputs, gate), matmul(inputs, up)
+            # What padding writes here is in the next expert's rows, which come after it.
+            for place, whole in enumerate(kept):
+                kept[place] = band.put_rows(whole, products[place], first)
+            hidden = swiglu(*products).astype(x.dtype)
+            return scatter_add(y, piece, piece.weights[:, None] * matmul(hidden, down)), *kept
 
-        return for_each_piece(rows, band.expert, sizes, add_piece, y)
+        return for_each_piece(
+            rows.starts[band.expert], rows.counts[band.expert], form.sizes, add_piece, carry
+        )
 
-    number = 1 if whole else bands(params.gate.shape[2])
-    return for_each_band(params, number, add_band, jnp.zeros(x.shape, jnp.float32))
-
-
-Saved = tuple[Params, jax.Array, Dispatch]
-
-
-def _forward(
-    sizes: tuple[int, ...], whole: bool, params: Params, x: Float[Array, "T d"], rows: Dispatch
-) -> tuple[Float32[Array, "T d"], Saved]:
-    return feed_forward(sizes, whole, params, x, rows), (params, x, rows)
+    number = 1 if form.whole or kept else bands(params.gate.shape[2], FORWARD_COLUMNS)
+    return for_each_band(params, number, add_band, (jnp.zeros(x.shape, jnp.float32), *kept))
 
 
-def _backward(
-    sizes: tuple[int, ...], whole: bool, saved: Saved, dy: Float32[Array, "T d"]
-) -> tuple[Any, jax.Array, Any]:
-    params, x, unpadded = saved
-    rows = padded(unpadded, max(sizes[-1], WINDOW))
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Whether x needs a gradient; in a train step of the layer alone it needs none."""
+
+    dx: bool
+
+
+Saved = tuple[Params, jax.Array, Dispatch, Arrays, Wanted]
+
+
+def _forward(form: Form, params: Any, x: Any, rows: Any) -> tuple[Float32[Array, "T d"], Saved]:
+    """The arguments come as `CustomVJPPrimal`s, which tell whether their gradient is wanted."""
+    wanted = Wanted(x.perturbed)
+    params, x, rows = jax.custom_derivatives.custom_vjp_primal_tree_values((params, x, rows))
+    kept: Arrays = ()
+    if form.keep:
+        shape = rows.tokens.shape[0] + max(form.sizes[-1], FEWEST_ROWS), params.gate.shape[2]
+        kept = (jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype))
+    y, *kept_rows = _sum(form, params, x, rows, kept)
+    return y, (params, x, rows, tuple(kept_rows), wanted)
+
+
+def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any, Any, Any]:
+    params, x, unpadded, kept, wanted = saved
+    rows = padded(unpadded, max(form.sizes[-1], WINDOW))
     dy = dy.astype(x.dtype)
 
     def add_band(band: Band, totals: Arrays) -> Arrays:
-        *stacked, dx, dweights = totals
+        *stacked, dweights, dx = totals
         gate, up, down = band.of(params, x.dtype)
 
         def add_piece(size: int, first: Int32[Array, ""], left: Int32[Array, ""], sums: Arrays) -> Arrays:
-            dgate, dup, ddown, dx, dweights = sums
+            dgate, dup, ddown, dweights, dx = sums
             piece = take(rows, x.shape[0], size, first, left)
             inputs, cotangent = gather(x, piece), gather(dy, piece)
-            hidden, pull = jax.vjp(swiglu, matmul(inputs, gate), matmul(inputs, up))
-            # <hidden @ down, dy> = <hidden, dy @ down.T>: the output itself is not needed again.
-            unweighted = matmul(cotangent, down.T)
             # The window reaches into the next experts' rows: padding adds nothing, whatever this expert holds.
             valid = piece.tokens < x.shape[0]
+            if kept:
+                gated, upped = (
+                    jnp.where(valid[:, None], band.rows_of(whole, size, first), 0).astype(jnp.float32)
+                    for whole in kept
+                )
+            else:
+                gated, upped = matmul(inputs, gate), matmul(inputs, up)
+            hidden = swiglu(gated, upped)
+            # <hidden @ down, dy> = <hidden, dy @ down.T>: the output itself is not needed again.
+            unweighted = matmul(cotangent, down.T)
             dweight = jnp.where(valid, jnp.sum(hidden * unweighted, axis=1), 0)
-            dgated, dupped = (part.astype(x.dtype) for part in pull(piece.weights[:, None] * unweighted))
             weighted = (piece.weights[:, None] * hidden).astype(x.dtype)
+            ddown += matmul(weighted.T, cotangent)
+            if not kept:
+                # The hidden rows go before their gradients come: 1/10 less memory at no time.
+                ddown, dweight, gated, upped, unweighted = jax.lax.optimization_barrier(
+                    (ddown, dweight, gated, upped, unweighted)
+                )
+            _, pull = jax.vjp(swiglu, gated, upped)
+            dgated, dupped = (part.astype(x.dtype) for part in pull(piece.weights[:, None] * unweighted))
             window = jax.lax.dynamic_slice_in_dim(dweights, first, max(size, WINDOW))
             window += jnp.pad(dweight, (0, max(WINDOW - size, 0)))
+            if wanted.dx:
+                dx = scatter_add(dx, piece, matmul(dgated, gate.T) + matmul(dupped, up.T))
             return (
                 dgate + matmul(inputs.T, dgated),
                 dup + matmul(inputs.T, dupped),
-                ddown + matmul(weighted.T, cotangent),
-                scatter_add(dx, piece, matmul(dgated, gate.T) + matmul(dupped, up.T)),
+                ddown,
                 jax.lax.dynamic_update_slice_in_dim(dweights, window, first, axis=0),
+                dx,
             )
 
         zeros = tuple(jnp.zeros(weight.shape, jnp.float32) for weight in (gate, up, down))
-        *grads, dx, dweights = for_each_piece(rows, band.expert, sizes, add_piece, (*zeros, dx, dweights))
-        return (*band.put(tuple(stacked), tuple(grads)), dx, dweights)
+        *grads, dweights, dx = for_each_piece(
+            rows.starts[band.expert],
+            rows.counts[band.expert],
+            form.sizes,
+            add_piece,
+            (*zeros, dweights, dx),
+        )
+        return (*band.put(tuple(stacked), tuple(grads)), dweights, dx)
 
     start = (
         *(jnp.zeros(weight.shape, weight.dtype) for weight in params[1:]),
-        jnp.zeros(x.shape, jnp.float32),
         jnp.zeros(rows.weights.shape, jnp.float32),
+        jnp.zeros(x.shape if wanted.dx else 0, jnp.float32),
     )
-    *grads, dx, dweights = for_each_band(params, bands(params.gate.shape[2]), add_band, start)
+    number = 1 if form.keep else bands(params.gate.shape[2], BACKWARD_BYTES // x.dtype.itemsize)
+    *grads, dweights, dx = for_each_band(params, number, add_band, start)
     dparams = Params(jnp.zeros_like(params.router), *grads)
     # Integer inputs have no gradient: None.
     drows: dict[str, Any] = dict.fromkeys(Dispatch._fields)
     drows["weights"] = dweights[: unpadded.weights.shape[0]]
-    return dparams, dx.astype(x.dtype), Dispatch(**drows)
+    return dparams, dx.astype(x.dtype) if wanted.dx else None, Dispatch(**drows)
 
 
-feed_forward.defvjp(_forward, _backward)
+feed_forward.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -16,7 +16,6 @@ import moe
 from moe import capacity, router
 from tests import layers
 from tests.bench.cell import Cell
-from tests.bench.grid import RAGGED
 from tests.bench.inputs import make_inputs
 from tests.layers import CAPACITY, DROPLESS, DTYPES, IMPLEMENTATIONS, forward, tuned
 from tests.loops import Update, updates_in_loops
@@ -485,13 +484,7 @@ def padded_run(impl: str, config: moe.Config):
 
 # marin-community/marin 5394, 7012
 @pytest.mark.parametrize("op", ["forward", "gradients"])
-@pytest.mark.parametrize(
-    "impl",
-    [
-        *(impl for impl in IMPLEMENTATIONS if not impl.startswith("dense") and impl != RAGGED),
-        pytest.param(RAGGED, marks=pytest.mark.xfail(reason="XLA lowers ragged_dot to masked dense on CPU")),
-    ],
-)
+@pytest.mark.parametrize("impl", [impl for impl in IMPLEMENTATIONS if not impl.startswith("dense")])
 def test_temp_by_experts(impl, op):
     temps = {}
     for experts in (8, 64):

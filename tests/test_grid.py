@@ -90,6 +90,8 @@ def test_every_field_of_a_cell_changes_its_id():
         "chunk": 1,
         "block_m": 1,
         "slab_elems": 1,
+        "keep_elems": 0,
+        "lowering": "xla",
     }
     assert set(changes) == set(Cell.__dataclass_fields__)
     assert len({cell().id, *(cell(**{name: value}).id for name, value in changes.items())}) == 1 + len(
@@ -178,7 +180,7 @@ def test_published_holds_all_that_a_published_configuration_implies(published, r
         name: tuple(config[name]) for name in grid.PLURAL if config.get(name) is not None
     }
     single = {name: config[name] for name in options.SINGLE if name in config}
-    source = Source(**lists, **single, rejected=run == "cpu_chunk_v2")
+    source = Source(**lists, **single, **grid.AS_PUBLISHED, rejected=run == "cpu_chunk_v2")
     implied = {cell.id for cell in grid._cells(source) if grid._skip(cell, source, "cpu") is None}
     assert implied == {i for i, entry in published.records.items() if entry["extra_info"]["run"] == run}
     assert {cell.id for cell in grid._cells(source)} <= ids("published")
@@ -303,6 +305,22 @@ def test_overrides_replace_each_list():
     }
 
 
+def test_tuning_values_reach_what_takes_them():
+    over = {"keep_elems": 0, "lowering": "xla", "impls": ("chunked", "ragged_dot", "blocked")}
+    shape = {"tokens": (32,), "dtypes": ("float32",), "ops": ("forward", "train_step")}
+    tuned = {(e.cell.impl, e.cell.op): e.cell.tuning for e in build("smoke", over | shape)}
+    raw = {"lowering": "xla"}
+    # A forward pass keeps nothing: its program does not depend on it.
+    assert tuned == {
+        (CHUNKED, "forward"): {},
+        (CHUNKED, "train_step"): {"keep_elems": 0},
+        (RAGGED, "forward"): raw,
+        (RAGGED, "train_step"): raw,
+        (BLOCKED, "forward"): {},
+        (BLOCKED, "train_step"): {},
+    }
+
+
 def test_a_suite_sweeps_only_what_takes_its_value():
     shape = {"tokens": (64,), "experts": (4,), "ops": ("forward",), "dtypes": ("float32",)}
     chunk = build("smoke", shape | {"suites": ("chunk",), "chunks": (16, 32)})
@@ -367,6 +385,8 @@ BAD = [
     ({"suites": ("block_m",), "block_ms": (-64,)}, "block_m=-64 must be a positive integer", ""),
     ({"block_m": 0}, "block_m=0 must be a positive integer", ""),
     ({"slab_elems": 0}, "slab_elems=0 must be a positive integer", ""),
+    ({"keep_elems": -1, "impls": ("chunked",)}, "keep_elems=-1 must be 0 or a positive integer", ""),
+    ({"lowering": "lop"}, "lowering='lop' is unknown; did you mean loop?", "There are: loop, xla"),
     ({"skew": (1.5,)}, "skew=1.5 must lie in [0, 1]", ""),
     ({"skew": (-0.1,)}, "skew=-0.1 must lie in [0, 1]", ""),
     ({"skew": (float("nan"),)}, "skew=nan must lie in [0, 1]", ""),
@@ -414,6 +434,8 @@ REFUSED = [
     ("--block-ms -64", "--block-ms='-64' must be a positive integer"),
     ("--block-m 0", "--block-m='0' must be a positive integer"),
     ("--slab-elems 0", "--slab-elems='0' must be a positive integer"),
+    ("--keep-elems -1", "--keep-elems='-1' must be 0 or a positive integer"),
+    ("--lowering lop", "lowering='lop' is unknown; did you mean loop?"),
     ("--skew 1.01", "--skew='1.01' must lie in [0, 1]"),
     ("--skew nan", "--skew='nan' must lie in [0, 1]"),
     ("--tokens 2000000000 --experts 2", "is over 2**31 - 1"),

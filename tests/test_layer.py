@@ -45,9 +45,10 @@ def test_table_gives_what_apply_runs(implementation):
 
 def test_tuning_values_of_the_table():
     tuning = {name.split(":")[1]: IMPLEMENTATIONS[name].tuning for name in moe.implementations()[1:]}
-    assert tuning["chunked"] == ("chunk", "slab_elems")
+    assert tuning["chunked"] == ("chunk", "slab_elems", "keep_elems")
     assert tuning["blocked"] == ("block_m", "slab_elems")
-    assert tuning["ragged_dot"] == tuning["auto"] == IMPLEMENTATIONS[DENSE].tuning == ()
+    assert tuning["ragged_dot"] == ("lowering",)
+    assert tuning["auto"] == IMPLEMENTATIONS[DENSE].tuning == ()
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,17 @@ def test_tuning_value_is_not_positive(implementation, name, value):
         moe.apply(PARAMS, X, CONFIG, impl=implementation, **{name: value})
 
 
+@pytest.mark.parametrize("value", [-1, 1.5, True, "64"], ids=repr)
+def test_keep_elems_is_no_number_of_elements(value):
+    with refused(ValueError, f"keep_elems={value!r}", "0 or a positive integer"):
+        moe.apply(PARAMS, X, CONFIG, impl=CHUNKED, keep_elems=value)
+
+
+def test_lowering_is_unknown():
+    with refused(ValueError, "lowering='triton'", "loop or xla"):
+        moe.apply(PARAMS, X, CONFIG, impl="dropless:ragged_dot:sorted", lowering="triton")
+
+
 @pytest.mark.parametrize("implementation", [CHUNKED, BLOCKED])
 def test_slab_does_not_hold_the_smallest_piece(implementation):
     with refused(ValueError, "slab_elems=399", "40 rows of d_hidden=10", "at least 400"):
@@ -189,8 +200,8 @@ def test_slab_does_not_hold_the_smallest_piece(implementation):
     [
         ("dense:auto:sorted", "chunk", "none"),
         ("capacity:auto:sorted", "slab_elems", "none"),
-        ("dropless:ragged_dot:sorted", "block_m", "none"),
-        (CHUNKED, "block_m", "chunk, slab_elems"),
+        ("dropless:ragged_dot:sorted", "block_m", "lowering"),
+        (CHUNKED, "block_m", "chunk, slab_elems, keep_elems"),
         (BLOCKED, "chunk", "block_m, slab_elems"),
         (BLOCKED, "blocks", "block_m, slab_elems"),
     ],

@@ -190,7 +190,7 @@ def test_record_of_a_donated_step(measured):
     # Parameters, two moments, a count, and x.
     leaves = 32 * 4 + 3 * 4 * 32 * 48
     assert record["argument_bytes"] == 4 * (3 * leaves + 1 + 64 * 32)
-    assert record["useful_flops"] == 3 * 6 * 64 * 2 * 32 * 48
+    assert record["useful_flops"] == 7 * 2 * 64 * 2 * 32 * 48
     assert record["rel_err_out"] <= 5e-7
     assert 0.25 <= record["max_expert_frac"] <= 1
     assert record["compile_s"] > 0

@@ -119,14 +119,14 @@ def test_our_side_runs_each_implementation(tmp_path, arm, op):
 
 def test_arms_of_a_cell():
     names = [arm.name for arm in shapes.arms(CELL)]
-    assert names[:4] == ["ours", "capacity", "dense", "jax.lax.ragged_dot"]
-    assert names[5:] == ["torch eager", "torch grouped_mm"]
+    assert names[:5] == ["ours", "capacity", "dense", "ragged_dot", "jax.lax.ragged_dot"]
+    assert names[6:] == ["torch eager", "torch grouped_mm"]
     train = shapes.arms(dataclasses.replace(CELL, op="train_step_donated"))
-    assert [arm.name for arm in train][5:] == [
+    assert [arm.name for arm in train][6:] == [
         "torch eager fused", "torch eager foreach", "torch grouped_mm fused", "torch grouped_mm foreach",
     ]  # fmt: skip
     large = [arm.name for arm in shapes.arms(dataclasses.replace(CELL, tokens=16384, experts=64))]
-    assert large == ["ours", "capacity", "torch eager", "torch grouped_mm"]
+    assert large == ["ours", "capacity", "ragged_dot", "torch eager", "torch grouped_mm"]
 
 
 def test_cells_are_the_core_table_and_one_factor_at_a_time():

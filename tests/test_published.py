@@ -9,9 +9,10 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import jax
 import pytest
 
-from tests.bench import baseline, published, published_cells, published_import
+from tests.bench import baseline, program, published, published_cells, published_import
 from tests.bench.errors import BaselineError, BenchError
 
 COMMITTED = baseline.ROOT / published_import.FILE
@@ -120,6 +121,25 @@ def test_known_figures_stand_under_their_cell(identity, figures):
     for statistic, field in (("median", "median_ms"), ("q1", "q1_ms"), ("q3", "q3_ms")):
         assert entry["stats"][statistic] == record[field] / 1000
     assert entry["stats"]["iterations"] == record["inner"]
+
+
+def grouped_records():
+    """Published records of chunked as landed, whose bytes are figures of our kernels alone."""
+    records = baseline.load(COMMITTED).records.values()
+    return [
+        its
+        for its in (entry["extra_info"] for entry in records)
+        if its["impl"] == "chunked" and its["code"] != "rejected"
+    ]
+
+
+@pytest.mark.parametrize("published_record", grouped_records(), ids=lambda its: its["id"])
+def test_chunked_takes_at_most_the_published_memory(published_record):
+    """As published on a CPU: the train step is not donated, and computes the hidden rows twice."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("bytes are the CPU compiler's")
+    needed = program.flat(published_import.cell_of(published_record)).compile().bytes
+    assert needed.temp / program.MIB <= published_record["xla_temp_mb"]
 
 
 def test_the_importer_gives_the_committed_file(committed, original):

@@ -11,6 +11,8 @@ DTYPES = ("float32", "bfloat16")
 OPS = ("forward", "train_step", "train_step_donated")
 SUITES = ("layer", "chunk", "block_m", "maxtok")
 INDEX_LIMIT = 2**31 - 1
+TUNING = {"chunk": "chunk", "block_m": "block", "slab_elems": "slab", "keep_elems": "keep", "lowering": ""}
+"""Fields that are tuning values, in the order of an id, and what stands before the value there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Cell:
     chunk: int | None = None
     block_m: int | None = None
     slab_elems: int | None = None
+    keep_elems: int | None = None
+    lowering: str | None = None
 
     def __post_init__(self) -> None:
         one_of("suite", self.suite, SUITES)
@@ -47,6 +51,8 @@ class Cell:
         for name in ("chunk", "block_m", "slab_elems"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise GridError(f"{name}={getattr(self, name)} must be a positive integer")
+        if self.keep_elems is not None and self.keep_elems < 0:
+            raise GridError(f"keep_elems={self.keep_elems} must be 0 or a positive integer")
         if self.top_k > self.experts:
             raise GridError(
                 f"top_k={self.top_k} is more than experts={self.experts}; choose 1..{self.experts}"
@@ -60,9 +66,9 @@ class Cell:
             )
 
     @property
-    def tuning(self) -> dict[str, int]:
+    def tuning(self) -> dict[str, int | str]:
         """The tuning values that are set, as the layer's keywords."""
-        values = {"chunk": self.chunk, "block_m": self.block_m, "slab_elems": self.slab_elems}
+        values = {name: getattr(self, name) for name in TUNING}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -70,8 +76,7 @@ class Cell:
         """Stable and readable; records and baselines are matched by it. Never depends on order or position."""
         suite = "" if self.suite == "layer" else f"{self.suite}/"
         params = "" if self.param_dtype == "float32" else f"-p{self.param_dtype}"
-        words = {"chunk": "chunk", "block_m": "block", "slab_elems": "slab"}
-        tuning = "".join(f"-{words[name]}{value}" for name, value in self.tuning.items())
+        tuning = "".join(f"-{TUNING[name]}{value}" for name, value in self.tuning.items())
         return (
             f"{suite}{self.impl}-{self.dtype}-t{self.tokens}-e{self.experts}-k{self.top_k}-s{self.skew}"
             f"-d{self.d_model}-h{self.d_hidden}-{self.op}{params}{tuning}"
@@ -111,10 +116,14 @@ class Cell:
 
     @property
     def useful_flops(self) -> int:
-        """Flops of the routed experts' products: 6 * tokens * top_k * d_model * d_hidden forward, thrice that
-        for a train step (nothing for recomputation, the router, padding or Adam)."""
-        forward = 6 * self.tokens * self.top_k * self.d_model * self.d_hidden
-        return forward if self.op == "forward" else 3 * forward
+        """Flops of the routed experts' products: 6 * tokens * top_k * d_model * d_hidden forward, 14 times the
+        rest for a train step.
+
+        Three products forward; backward one for the hidden rows' gradient and three for the weights'. A step of
+        the layer alone wants no gradient of x. Nothing for recomputation, the router, padding or Adam.
+        """
+        product = 2 * self.tokens * self.top_k * self.d_model * self.d_hidden
+        return product * (3 if self.op == "forward" else 7)
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> str:

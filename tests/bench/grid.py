@@ -8,6 +8,7 @@ import itertools
 from typing import Any
 
 from moe.blocked import BLOCK_M
+from moe.ragged_dot import LOWERINGS
 from moe.registry import IMPLEMENTATIONS, Implementation
 
 from . import rejected
@@ -44,10 +45,14 @@ class Source:
     maxtok_start: int = 32768
     maxtok_stop: int = 2097152
     slab_elems: int | None = None
+    keep_elems: int | None = None
+    lowering: str | None = None
     rejected: bool = False
 
 
 DONATED = ("forward", "train_step_donated")
+# What was published recomputes in its backward pass.
+AS_PUBLISHED: dict[str, Any] = {"keep_elems": 0}
 RAGGED_LIMIT = {"cpu": 131072}
 GRIDS: dict[str, tuple[Source, ...]] = {
     "smoke": (
@@ -72,12 +77,23 @@ GRIDS: dict[str, tuple[Source, ...]] = {
     ),
     # The published runs, in their order (cpu_A to cpu_E, cpu_chunk_v1 and v2), then the rest of `default`.
     "published": (
-        Source(tokens=(1024, 4096), ragged_limit=262144),
-        Source(tokens=(16384,), ragged_limit=262144),
-        Source(tokens=(4096,), experts=(64,), ragged_limit=131072),
-        Source(tokens=(4096,), top_k=(1, 4), skew=(0.0, 0.9), impls=(CHUNKED, BLOCKED, CAPACITY)),
-        Source(dtypes=("bfloat16",), tokens=(4096,), impls=(CHUNKED, BLOCKED, CAPACITY, DENSE)),
-        Source(suites=("chunk",), tokens=(4096, 16384), experts=(8, 64), chunks=(256, 512)),
+        Source(tokens=(1024, 4096), ragged_limit=262144, **AS_PUBLISHED),
+        Source(tokens=(16384,), ragged_limit=262144, **AS_PUBLISHED),
+        Source(tokens=(4096,), experts=(64,), ragged_limit=131072, **AS_PUBLISHED),
+        Source(
+            tokens=(4096,),
+            top_k=(1, 4),
+            skew=(0.0, 0.9),
+            impls=(CHUNKED, BLOCKED, CAPACITY),
+            **AS_PUBLISHED,
+        ),
+        Source(
+            dtypes=("bfloat16",),
+            tokens=(4096,),
+            impls=(CHUNKED, BLOCKED, CAPACITY, DENSE),
+            **AS_PUBLISHED,
+        ),
+        Source(suites=("chunk",), tokens=(4096, 16384), experts=(8, 64), chunks=(256, 512), **AS_PUBLISHED),
         Source(suites=("chunk",), tokens=(1024, 4096, 16384), experts=(8, 64), rejected=True),
         Source(dtypes=DTYPES, tokens=(1024, 4096), experts=(8, 64), impls=(DENSE, RAGGED), ops=DONATED),
     ),
@@ -147,6 +163,7 @@ def _checked(overrides: dict[str, Any], source: Source) -> dict[str, Any]:
         "dtypes": DTYPES,
         "ops": OPS,
         "impls": (*IMPLEMENTATIONS, rejected.ID),
+        "lowering": LOWERINGS,
     }
     for field, value in overrides.items():
         for item in value if field in PLURAL else (value,):
@@ -175,8 +192,11 @@ def _cells(source: Source) -> list[Cell]:
         for impl, op in itertools.product(_impls(source), source.ops):
             takes = implementation(impl).tuning
             base: dict[str, Any] = {}
-            if source.slab_elems is not None and "slab_elems" in takes:
-                base["slab_elems"] = source.slab_elems
+            for name in ("slab_elems", "keep_elems", "lowering"):
+                if getattr(source, name) is not None and name in takes:
+                    base[name] = getattr(source, name)
+            if op == "forward":  # which keeps nothing
+                base.pop("keep_elems", None)
             if source.block_m != BLOCK_M and "block_m" in takes and suite != "block_m":
                 base["block_m"] = source.block_m
             sweeps: list[dict[str, Any]] = [{}]

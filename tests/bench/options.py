@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ TEXTS = ("suites", "dtypes", "impls", "ops")
 INTEGERS = ("tokens", "experts", "top_k", "block_ms", "chunks")
 SINGLE = (
     *("d_model", "d_hidden", "block_m", "dense_limit", "ragged_limit"),
-    *("maxtok_start", "maxtok_stop", "slab_elems"),
+    *("maxtok_start", "maxtok_stop", "slab_elems", "keep_elems", "lowering"),
 )
 GATE = ("on", "strict", "warn", "off")
 DEVICES = ("cpu", "cuda", "tpu")
@@ -38,6 +39,8 @@ HELP = {
     "maxtok_start": "where suite maxtok starts doubling (published: 32768)",
     "maxtok_stop": "and where it stops (published: 2097152)",
     "slab_elems": "most hidden elements in flight (default: each implementation's own rule)",
+    "keep_elems": "most elements of products kept for the backward pass (default: chunked's own rule)",
+    "lowering": "of ragged_dot's products: loop, or xla, XLA's own (default: loop on the CPU)",
 }
 
 
@@ -148,7 +151,7 @@ def read(config: pytest.Config) -> Run:
         if text is None:
             continue
         if name in SINGLE:
-            overrides[name] = _integer(name, text)
+            overrides[name] = SINGLE_READERS.get(name, _integer)(name, text)
             continue
         parts = [part.strip() for part in text.split(",")]
         if not all(parts):
@@ -189,13 +192,14 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _integer(name: str, text: str) -> int:
+def _integer(name: str, text: str, least: int = 1) -> int:
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise GridError(f"{_flag(name)}={text!r} must be a positive integer")
+        value = least - 1
+    if value < least:
+        zero = "" if least else "0 or "
+        raise GridError(f"{_flag(name)}={text!r} must be {zero}a positive integer")
     return value
 
 
@@ -221,3 +225,9 @@ def _share(name: str, text: str) -> float:
 
 def _among(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
     return value if value is None else one_of(_flag(name), value, known)
+
+
+SINGLE_READERS: dict[str, Callable[[str, str], Any]] = {
+    "keep_elems": lambda name, text: _integer(name, text, least=0),
+    "lowering": lambda _, text: text,
+}

@@ -38,7 +38,7 @@ def parts(cell: Cell) -> dict[str, Callable[[], Any]]:
                 its = take(rows, x.shape[0], size, first, left)
                 return scatter_add(y, its, gather(x, its).astype(jnp.float32))
 
-            return for_each_piece(rows, index, sizes, piece, y)
+            return for_each_piece(rows.starts[index], rows.counts[index], sizes, piece, y)
 
         moved: jax.Array = jax.lax.fori_loop(0, config.experts, expert, jnp.zeros(x.shape, jnp.float32))
         return moved

@@ -113,13 +113,14 @@ def reconstruct(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def cell_of(record: Record) -> Cell:
-    """The cell as the grid runs it; the chunk sweeps, published without a skew, have 0."""
+    """The cell as the grid runs it; the chunk sweeps, published without a skew, have 0. Train steps recompute."""
     impl = REJECTED if record["code"] == "rejected" else record["impl"]
     return Cell(
         *(record["suite"], f"{record['routing']}:{impl}:{record['dispatch']}", record["dtype"]),
         *(record["tokens"], record["experts"], record["top_k"], record["op"]),
         *(float(record.get("skew", 0.0)), record["d_model"], record["d_hidden"]),
         chunk=record.get("chunk"),
+        keep_elems=0 if impl == "chunked" and record["op"] != "forward" else None,
     )
 
 

@@ -1,5 +1,6 @@
 """Our side: implementations of this package, and tokamax's grouped matmul where it is installed."""
 
+import functools
 from typing import Any
 
 import jax
@@ -43,9 +44,10 @@ class Jax:
 
 def implementation(arm: str) -> Implementation:
     """The layer of an arm."""
-    (impl,) = (known.impl for known in JAX if known.name == arm)
-    if impl is not None:
-        return moe.registry.get(impl)
+    (known,) = (known for known in JAX if known.name == arm)
+    if known.impl is not None:
+        apply = moe.registry.get(known.impl).apply
+        return Implementation(arm, functools.partial(apply, **known.tuning))
     import tokamax
 
     def layer(params: moe.Params, x: jax.Array, config: moe.Config) -> tuple[jax.Array, Aux]:

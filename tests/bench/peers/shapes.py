@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 from ..cell import Cell
 from ..grid import CAPACITY, CHUNKED, DENSE, DONATED, RAGGED, RAGGED_LIMIT, Source
@@ -22,6 +24,7 @@ class Arm:
       impl: the implementation of ours that it is, where it is one.
       limit: tokens x experts over which it takes no part (None: no limit).
       slow: whether it runs in one round of three.
+      tuning: values of that implementation.
     """
 
     name: str
@@ -29,13 +32,15 @@ class Arm:
     impl: str | None = None
     limit: int | None = None
     slow: bool = False
+    tuning: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 JAX = (
     Arm(OURS, "jax", CHUNKED),
     Arm("capacity", "jax", CAPACITY),
     Arm("dense", "jax", DENSE, Source.dense_limit, slow=True),
-    Arm("jax.lax.ragged_dot", "jax", RAGGED, RAGGED_LIMIT["cpu"], slow=True),
+    Arm("ragged_dot", "jax", RAGGED),
+    Arm("jax.lax.ragged_dot", "jax", RAGGED, RAGGED_LIMIT["cpu"], slow=True, tuning={"lowering": "xla"}),
     Arm("tokamax.ragged_dot", "jax", None, RAGGED_LIMIT["cpu"], slow=True),
 )
 EXPERTS = ("eager", "grouped_mm")
