@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
+from moe.adam import Stepping, moments, moved
 from moe.config import Config, positive
 from moe.dispatch import Dispatch, dispatch
 from moe.experts import Params, matmul, swiglu
@@ -84,7 +85,7 @@ def piece_rows(wanted: int, slab_elems: int | None, tokens: int, config: Config)
 
 
 def grouped_layer(
-    params: Params, x: Float[Array, "T d"], config: Config, form: Form
+    params: Params | Stepping, x: Float[Array, "T d"], config: Config, form: Form
 ) -> tuple[Float[Array, "T d"], Aux]:
     """Route, sort the assignments by expert, run each expert on its rows (see `feed_forward`)."""
     routing = route(params.router, x, config)
@@ -169,21 +170,31 @@ class Band(NamedTuple):
     first: Int32[Array, ""]
     width: int
 
-    def of(self, params: Params, dtype: DTypeLike) -> Arrays:
-        """The band's gate (d, b), up (d, b) and down (b, d), cast to `dtype`."""
-        d = params.gate.shape[1]
+    def of(self, stacks: Arrays, dtype: DTypeLike | None = None) -> Arrays:
+        """The band's gate (d, b), up (d, b) and down (b, d), or what is of their shapes, cast to `dtype`."""
+        d = stacks[0].shape[1]
         sizes = ((d, self.width), (d, self.width), (self.width, d))
         return tuple(
-            jax.lax.dynamic_slice(weight, start, (1, *size))[0].astype(dtype)
-            for weight, start, size in zip(params[1:], self.starts(), sizes, strict=True)
+            jax.lax.dynamic_slice(stack, start, (1, *size))[0].astype(dtype or stack.dtype)
+            for stack, start, size in zip(stacks, self.starts(), sizes, strict=True)
         )
 
-    def put(self, totals: Arrays, grads: Arrays) -> Arrays:
-        """`totals` (stacked gradients of gate, up, down) with this band's written in."""
+    def put(self, stacks: Arrays, values: Arrays) -> Arrays:
+        """`stacks` (of gate, up and down, or of their shapes) with the band's written in."""
         return tuple(
-            jax.lax.dynamic_update_slice(total, grad.astype(total.dtype)[None], start)
-            for total, grad, start in zip(totals, grads, self.starts(), strict=True)
+            jax.lax.dynamic_update_slice(stack, value.astype(stack.dtype)[None], start)
+            for stack, value, start in zip(stacks, values, self.starts(), strict=True)
         )
+
+    def step(self, params: Stepping, grads: Arrays) -> Stepping:
+        """`params` with Adam's step taken in the band; it is written in place."""
+        grads = tuple(grad.astype(stack.dtype) for grad, stack in zip(grads, params[1:4], strict=True))
+        mu, nu = moments(grads, self.of(params.mu), self.of(params.nu))
+        # The matrices move by what was stored: read before, the old moments would have to be kept in a copy.
+        mu, nu = jax.lax.optimization_barrier((self.put(params.mu, mu), self.put(params.nu, nu)))
+        new = moved(self.of(params[1:4]), self.of(mu), self.of(nu), params.taken + 1)
+        gate, up, down = self.put(params[1:4], new)
+        return params._replace(gate=gate, up=up, down=down, mu=mu, nu=nu)
 
     def rows_of(self, whole: Float[Array, "R h"], size: int, first: Int32[Array, ""]) -> Float[Array, "n b"]:
         """`size` rows of the band's columns of `whole`, from row `first` on."""
@@ -199,7 +210,9 @@ class Band(NamedTuple):
         return (self.expert, 0, self.first), (self.expert, 0, self.first), (self.expert, self.first, 0)
 
 
-def for_each_band(params: Params, number: int, body: Callable[[Band, Carry], Carry], carry: Carry) -> Carry:
+def for_each_band(
+    params: Params | Stepping, number: int, body: Callable[[Band, Carry], Carry], carry: Carry
+) -> Carry:
     """Run `body(band, carry)` over the `number` bands of each expert."""
     experts, _, d_hidden = params.gate.shape
     width = d_hidden // number
@@ -217,12 +230,15 @@ def padded(rows: Dispatch, size: int) -> Dispatch:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def feed_forward(form: Form, params: Params, x: Float[Array, "T d"], rows: Dispatch) -> Float32[Array, "T d"]:
+def feed_forward(
+    form: Form, params: Params | Stepping, x: Float[Array, "T d"], rows: Dispatch
+) -> Float32[Array, "T d"]:
     """Sum over each token's experts of weight * expert(x), for rows sorted by expert.
 
     Args:
         form: how the rows are taken (static).
-        params: the experts' matrices; the router is not used.
+        params: the experts' matrices; the router is not used. With `Stepping` the experts' "gradients" are their
+            new values (see `moe.adam`).
         x: tokens, float32 or bfloat16; products are in this dtype, sums in float32.
         rows: the assignments by expert.
     """
@@ -230,12 +246,14 @@ def feed_forward(form: Form, params: Params, x: Float[Array, "T d"], rows: Dispa
     return y
 
 
-def _sum(form: Form, params: Params, x: Float[Array, "T d"], rows: Dispatch, kept: Arrays) -> Arrays:
+def _sum(
+    form: Form, params: Params | Stepping, x: Float[Array, "T d"], rows: Dispatch, kept: Arrays
+) -> Arrays:
     """The sum, then `kept`, (A + largest piece, h) each and gate's first, with their products of all rows."""
     rows = padded(rows, max(form.sizes[-1], FEWEST_ROWS))
 
     def add_band(band: Band, carry: Arrays) -> Arrays:
-        gate, up, down = band.of(params, x.dtype)
+        gate, up, down = band.of(params[1:4], x.dtype)
 
         def add_piece(size: int, first: Int32[Array, ""], left: Int32[Array, ""], carry: Arrays) -> Arrays:
             y, *kept = carry
@@ -264,7 +282,7 @@ class Wanted:
     dx: bool
 
 
-Saved = tuple[Params, jax.Array, Dispatch, Arrays, Wanted]
+Saved = tuple[Params | Stepping, jax.Array, Dispatch, Arrays, Wanted]
 
 
 def _forward(form: Form, params: Any, x: Any, rows: Any) -> tuple[Float32[Array, "T d"], Saved]:
@@ -284,9 +302,9 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
     rows = padded(unpadded, max(form.sizes[-1], WINDOW))
     dy = dy.astype(x.dtype)
 
-    def add_band(band: Band, totals: Arrays) -> Arrays:
-        *stacked, dweights, dx = totals
-        gate, up, down = band.of(params, x.dtype)
+    def add_band(band: Band, totals: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+        new, dweights, dx = totals
+        gate, up, down = band.of((new if isinstance(params, Stepping) else params)[1:4], x.dtype)
 
         def add_piece(size: int, first: Int32[Array, ""], left: Int32[Array, ""], sums: Arrays) -> Arrays:
             dgate, dup, ddown, dweights, dx = sums
@@ -334,16 +352,20 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
             add_piece,
             (*zeros, dweights, dx),
         )
-        return (*band.put(tuple(stacked), tuple(grads)), dweights, dx)
+        if isinstance(params, Stepping):
+            return band.step(new, tuple(grads)), dweights, dx
+        return Params(new.router, *band.put(new[1:4], tuple(grads))), dweights, dx
 
     start = (
-        *(jnp.zeros(weight.shape, weight.dtype) for weight in params[1:]),
+        params if isinstance(params, Stepping) else jax.tree.map(jnp.zeros_like, params),
         jnp.zeros(rows.weights.shape, jnp.float32),
         jnp.zeros(x.shape if wanted.dx else 0, jnp.float32),
     )
     number = 1 if form.keep else bands(params.gate.shape[2], BACKWARD_BYTES // x.dtype.itemsize)
-    *grads, dweights, dx = for_each_band(params, number, add_band, start)
-    dparams = Params(jnp.zeros_like(params.router), *grads)
+    dparams, dweights, dx = for_each_band(params, number, add_band, start)
+    if isinstance(params, Stepping):
+        none: Any = None
+        dparams = dparams._replace(router=jnp.zeros_like(params.router), taken=none)
     # Integer inputs have no gradient: None.
     drows: dict[str, Any] = dict.fromkeys(Dispatch._fields)
     drows["weights"] = dweights[: unpadded.weights.shape[0]]

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from moe.adam import Stepping
 from moe.config import INDEX_LIMIT, Config
 from moe.experts import DTYPES, Params
-from moe.registry import choose, get
+from moe.registry import Implementation, choose, get
 from moe.router import Aux
 
 
@@ -21,12 +22,18 @@ class Output(NamedTuple):
 
 
 def apply(
-    params: Params, x: Float[Array, "... d"], config: Config, *, impl: str = "auto", **tuning: Any
+    params: Params | Stepping,
+    x: Float[Array, "... d"],
+    config: Config,
+    *,
+    impl: str = "auto",
+    **tuning: Any,
 ) -> Output:
     """The layer on x.
 
     Args:
-        params: router (d, E) float32; gate, up (E, d, h) and down (E, h, d), cast to the dtype of x at use.
+        params: router (d, E) float32; gate, up (E, d, h) and down (E, h, d), cast to the dtype of x at use. In a
+            train step `Stepping`, for implementations that take it.
         x: (..., d_model), float32 or bfloat16, any leading dimensions, also empty ones.
         config: sizes and routing rule.
         impl: an id of `implementations()`, or "auto" (`choose` says which, and why).
@@ -38,14 +45,23 @@ def apply(
     """
     check(params, x, config)
     params, x = jax.tree.map(jnp.asarray, (params, x))
-    tokens = math.prod(x.shape[:-1])
-    implementation = get(choose(config, tokens, x.dtype).id if impl == "auto" else impl)
+    implementation = implementation_of(impl, x, config)
     implementation.check(tuning)
-    y, aux = implementation.apply(params, x.reshape(tokens, config.d_model), config, **tuning)
+    if isinstance(params, Stepping) and not (implementation.steps and x.size):
+        raise TypeError(
+            f"{implementation.id} takes no Stepping; give it moe.Params, and step on its gradients"
+        )
+    y, aux = implementation.apply(params, x.reshape(-1, config.d_model), config, **tuning)
     return Output(y.reshape(x.shape), aux)
 
 
-def check(params: Params, x: Float[Array, "... d"], config: Config) -> None:
+def implementation_of(impl: str, x: Float[Array, "... d"], config: Config) -> Implementation:
+    """The implementation that `apply` takes for these; ValueError for an unknown one."""
+    tokens = math.prod(jnp.shape(x)[:-1])
+    return get(choose(config, tokens, _dtype(x)).id if impl == "auto" else impl)
+
+
+def check(params: Params | Stepping, x: Float[Array, "... d"], config: Config) -> None:
     """Raise what `apply` documents about x and params; shapes and dtypes only, free under jit."""
     if _dtype(x) not in DTYPES:
         raise TypeError(f"x has dtype {_dtype(x)}; the layer takes {' or '.join(DTYPES)}: cast it first")
@@ -60,6 +76,8 @@ def check(params: Params, x: Float[Array, "... d"], config: Config) -> None:
         )
     d, h, experts = config.d_model, config.d_hidden, config.experts
     expected = ((d, experts), (experts, d, h), (experts, d, h), (experts, h, d))
+    if isinstance(params, Stepping):
+        params = Params(*params[:4])
     leaves = jax.tree.leaves(params)
     if not isinstance(params, Params) or len(leaves) != len(expected):
         raise TypeError(

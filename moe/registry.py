@@ -23,11 +23,13 @@ class Implementation:
     """One way to compute the layer.
 
     `id` is routing:impl:dispatch; `apply` is `(params, x (T, d), config, **tuning) -> (y (T, d), Aux)`. Its
-    tuning values are the keywords after `config`, each None for its automatic rule.
+    tuning values are the keywords after `config`, each None for its automatic rule. `steps` says whether it takes
+    `moe.adam.Stepping` for `Params`.
     """
 
     id: str
     apply: Callable[..., tuple[jax.Array, Any]]
+    steps: bool = False
 
     @property
     def tuning(self) -> tuple[str, ...]:
@@ -57,8 +59,8 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         Implementation("dense:auto:sorted", dense),
         Implementation("capacity:auto:sorted", capacity),
         Implementation("dropless:ragged_dot:sorted", ragged_dot),
-        Implementation("dropless:blocked:sorted", blocked),
-        Implementation("dropless:chunked:sorted", chunked),
+        Implementation("dropless:blocked:sorted", blocked, steps=True),
+        Implementation("dropless:chunked:sorted", chunked, steps=True),
     )
 }
 

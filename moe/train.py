@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Float32
 
+from moe.adam import default_optimizer, stepped, stepping
 from moe.config import Config
 from moe.experts import Params
-from moe.layer import apply
+from moe.layer import apply, implementation_of
 from moe.registry import get
-
-LEARNING_RATE = 1e-3
 
 
 class TrainState(NamedTuple):
@@ -26,24 +25,23 @@ class TrainState(NamedTuple):
 Step = Callable[..., tuple[TrainState, Float32[Array, ""]]]
 
 
-def default_optimizer() -> optax.GradientTransformation:
-    """Adam (Kingma and Ba 2014, arXiv:1412.6980) with optax's constants at learning rate 1e-3."""
-    return optax.adam(LEARNING_RATE)
-
-
 def init_state(params: Params, optimizer: optax.GradientTransformation | None = None) -> TrainState:
     """The state before the first step."""
     return TrainState(params, (optimizer or default_optimizer()).init(params))
 
 
-def step_of(layer: Callable[[Params, Array], Array], optimizer: optax.GradientTransformation) -> Step:
+def step_of(
+    layer: Callable[[Any, Array], Array], optimizer: optax.GradientTransformation | None = None
+) -> Step:
     """The plain, not jitted step around any layer `(params, x) -> y`.
 
-    The loss is the mean of y**2, or of (y - target)**2, in float32; 0 where x is empty. The step raises
-    ValueError for a target of another shape than x, which would broadcast.
+    The loss is the mean of y**2, or of (y - target)**2, in float32; 0 where x is empty. `optimizer` None is Adam in
+    the layer's backward pass, for a layer that can (`Implementation.steps`); its results are those of
+    `default_optimizer` to a rounding step, in less memory where the state is donated. The step raises ValueError
+    for a target of another shape than x, which would broadcast.
     """
 
-    def loss_fn(params: Params, x: Array, target: Array | None) -> Float32[Array, ""]:
+    def loss_fn(params: Any, x: Array, target: Array | None) -> Float32[Array, ""]:
         y = layer(params, x).astype(jnp.float32)
         if target is not None and jnp.shape(target) != y.shape:
             raise ValueError(f"target has shape {jnp.shape(target)}; it must be that of x, {y.shape}")
@@ -53,6 +51,9 @@ def step_of(layer: Callable[[Params, Array], Array], optimizer: optax.GradientTr
     def step(
         state: TrainState, x: Float[Array, "... d"], target: Float[Array, "... d"] | None = None
     ) -> tuple[TrainState, Float32[Array, ""]]:
+        if optimizer is None:
+            loss, new = jax.value_and_grad(loss_fn, allow_int=True)(stepping(*state), x, target)
+            return TrainState(*stepped(new, *state)), loss
         loss, grads = jax.value_and_grad(loss_fn)(state.params, x, target)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
@@ -86,4 +87,11 @@ def train_step(
     def layer(params: Params, x: Array) -> Array:
         return apply(params, x, config, impl=impl, **tuning).y
 
-    return jax.jit(step_of(layer, optimizer or default_optimizer()), donate_argnums=(0,) if donate else ())
+    def step(
+        state: TrainState, x: Float[Array, "... d"], target: Float[Array, "... d"] | None = None
+    ) -> tuple[TrainState, Float32[Array, ""]]:
+        # Not donated, the new state is a copy in which the old one cannot be overwritten.
+        in_place = donate and optimizer is None and x.size and implementation_of(impl, x, config).steps
+        return step_of(layer, None if in_place else optimizer or default_optimizer())(state, x, target)
+
+    return jax.jit(step, donate_argnums=(0,) if donate else ())

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 
 import moe
+from moe.adam import default_optimizer
 from moe.chunked import automatic_chunk
 from moe.dispatch import dispatch
 from moe.experts import swiglu
 from moe.grouped import for_each_piece, gather, ladder, padded, scatter_add, take
 from moe.router import route
-from moe.train import default_optimizer
 
 from .bound import ready
 from .cell import Cell

@@ -1,5 +1,6 @@
 """Our side: implementations of this package, and tokamax's grouped matmul where it is installed."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -46,8 +47,8 @@ def implementation(arm: str) -> Implementation:
     """The layer of an arm."""
     (known,) = (known for known in JAX if known.name == arm)
     if known.impl is not None:
-        apply = moe.registry.get(known.impl).apply
-        return Implementation(arm, functools.partial(apply, **known.tuning))
+        entry = moe.registry.get(known.impl)
+        return dataclasses.replace(entry, apply=functools.partial(entry.apply, **known.tuning))
     import tokamax
 
     def layer(params: moe.Params, x: jax.Array, config: moe.Config) -> tuple[jax.Array, Aux]:

@@ -13,7 +13,7 @@ import torch
 from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from moe.train import LEARNING_RATE
+from moe.adam import LEARNING_RATE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
