@@ -49,7 +49,7 @@ def test_grouped_implementations_step():
 @pytest.mark.parametrize("dtype", DTYPES, ids="-".join)
 @pytest.mark.parametrize(
     ("impl", "tuning"),
-    [(CHUNKED, {"keep_elems": 0}), (CHUNKED, {"keep_elems": 2**22}), (BLOCKED, {})],
+    [*((CHUNKED, {"chunk": 64, "keep_elems": keep}) for keep in (0, 2**22)), (BLOCKED, {})],
     ids=str,
 )
 def test_a_step_is_that_of_optax_to_a_rounding_step(impl, tuning, dtype):

@@ -42,11 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cells() -> list[Cell]:
-    """All points of the four series: both dtypes, forward and train step."""
+    """All points of the four series: both dtypes, forward and train step, in the form that keeps nothing."""
     from .grid import CHUNKED, DONATED
 
     return [
-        Cell("layer", CHUNKED, dtype, tokens, EXPERTS, TOP_K, op)
+        Cell(
+            *("layer", CHUNKED, dtype, tokens, EXPERTS, TOP_K, op),
+            keep_elems=None if op == "forward" else 0,
+        )
         for dtype in DTYPES
         for op in DONATED
         for tokens in TOKENS
