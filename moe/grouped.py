@@ -175,7 +175,7 @@ class Band(NamedTuple):
         d = stacks[0].shape[1]
         sizes = ((d, self.width), (d, self.width), (self.width, d))
         return tuple(
-            jax.lax.dynamic_slice(stack, start, (1, *size))[0].astype(dtype or stack.dtype)
+            jax.lax.dynamic_slice(stack, start, (1, *size))[0].astype(stack.dtype if dtype is None else dtype)
             for stack, start, size in zip(stacks, self.starts(), sizes, strict=True)
         )
 
