@@ -46,10 +46,13 @@ def test_grouped_implementations_step():
     assert {BLOCKED, CHUNKED} <= set(STEPS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids="-".join)
 @pytest.mark.parametrize(
-    ("impl", "tuning"),
-    [*((CHUNKED, {"chunk": 64, "keep_elems": keep}) for keep in (0, 2**22)), (BLOCKED, {})],
+    ("impl", "tuning", "dtype"),
+    [
+        *((CHUNKED, {"chunk": 64, "keep_elems": 0}, dtype) for dtype in DTYPES),
+        (CHUNKED, {"chunk": 64, "keep_elems": 2**22}, DTYPES[0]),
+        (BLOCKED, {}, DTYPES[1]),
+    ],
     ids=str,
 )
 def test_a_step_is_that_of_optax_to_a_rounding_step(impl, tuning, dtype):

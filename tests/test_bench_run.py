@@ -513,8 +513,8 @@ def test_sixth_implementation_takes_a_module_and_a_registry_line(runner):
         "from moe.ragged_dot import ragged_dot\n",
         "from moe.ragged_dot import ragged_dot\nfrom moe.sixth import sixth\n",
     ).replace(
-        '        Implementation("dropless:chunked:sorted", chunked),\n',
-        '        Implementation("dropless:chunked:sorted", chunked),\n'
+        '        Implementation("capacity:auto:sorted", capacity),\n',
+        '        Implementation("capacity:auto:sorted", capacity),\n'
         '        Implementation("sixth:auto:sorted", sixth),\n',
     )
     registry.write_text(after)
