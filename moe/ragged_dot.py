@@ -15,10 +15,9 @@ from jaxtyping import Array, Float, Float32, Int32
 from moe.config import Config
 from moe.dispatch import dispatch
 from moe.experts import Params, matmul, swiglu
-from moe.grouped import FEWEST_ROWS, Wanted, for_each_piece, ladder
+from moe.grouped import Wanted, for_each_piece, ladder
 from moe.router import Aux, route
 
-LOWERINGS = ("loop", "xla")
 LARGEST_PIECE = 256
 
 
@@ -38,7 +37,7 @@ def _pull_xla(
 
 def _room(rows: Float[Array, "A n"]) -> Float[Array, "A+r n"]:
     """The rows with room for one more piece behind the last, so that a slice never shifts back."""
-    return jnp.pad(rows, ((0, max(LARGEST_PIECE, FEWEST_ROWS)), (0, 0)))
+    return jnp.pad(rows, ((0, LARGEST_PIECE), (0, 0)))
 
 
 def _loop(
@@ -89,7 +88,8 @@ def _pull_loop(
     return dleft[: left.shape[0]].astype(left.dtype), dright
 
 
-PRODUCTS = {"xla": (_xla, _pull_xla), "loop": (_loop, _pull_loop)}
+PRODUCTS = {"loop": (_loop, _pull_loop), "xla": (_xla, _pull_xla)}
+LOWERINGS = tuple(PRODUCTS)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
