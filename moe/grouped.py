@@ -28,10 +28,9 @@ WINDOW = 128
 # XLA's CPU matmul sums products of up to 32 rows in another order, which alone moves a float32 result by
 # 7e-7; no piece is smaller than this, so that every one rounds as dense does.
 FEWEST_ROWS = 40
-# Most hidden columns of a band forward, and most bytes of one row of it backward, where six matrices are held:
-# 256 float32 columns take 3/5 of the temporary bytes of 512 in 1.02 to 1.05 of their time.
-FORWARD_COLUMNS = 512
-BACKWARD_BYTES = 1024
+# Most bytes of a band's row: 512 float32 columns, or twice as many of bfloat16. Backward half of it, since six
+# matrices are held: 256 float32 columns take 3/5 of the temporary bytes of 512 in 1.02 to 1.05 of their time.
+BAND_BYTES = 2048
 
 Carry = TypeVar("Carry")
 Arrays = tuple[jax.Array, ...]
@@ -270,7 +269,7 @@ def _sum(
             rows.starts[band.expert], rows.counts[band.expert], form.sizes, add_piece, carry
         )
 
-    number = 1 if form.whole or kept else bands(params.gate.shape[2], FORWARD_COLUMNS)
+    number = 1 if form.whole or kept else bands(params.gate.shape[2], BAND_BYTES // x.dtype.itemsize)
     return for_each_band(params, number, add_band, (jnp.zeros(x.shape, jnp.float32), *kept))
 
 
@@ -361,7 +360,8 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
         jnp.zeros(rows.weights.shape, jnp.float32),
         jnp.zeros(x.shape if wanted.dx else 0, jnp.float32),
     )
-    number = 1 if form.keep else bands(params.gate.shape[2], BACKWARD_BYTES // x.dtype.itemsize)
+    row = BAND_BYTES if isinstance(params, Stepping) else BAND_BYTES // 2
+    number = 1 if form.keep else bands(params.gate.shape[2], row // x.dtype.itemsize)
     dparams, dweights, dx = for_each_band(params, number, add_band, start)
     if isinstance(params, Stepping):
         none: Any = None

@@ -56,7 +56,9 @@ def test_parameters_have_the_same_gradients_with_and_without_those_of_x(impl, tu
         for which in ((0, 1), (0,))
     )
     for got, expected in zip(alone[0], both[0], strict=True):
-        np.testing.assert_array_equal(got, expected)
+        # XLA may fuse the two otherwise, and sum in another order: a few roundings of the largest.
+        most = 4 * np.finfo(np.float32).eps * np.abs(expected).max()
+        np.testing.assert_allclose(got, expected, rtol=0, atol=most)
 
 
 def products(impl, tuning, argnums, dtype="float32"):
