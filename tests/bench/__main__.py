@@ -12,6 +12,7 @@ VERBS = {
     "peers": ("peers.verb", "", "race ours with other people's layers"),
     "roofline": ("roofline", "", "how near chunked comes to its bound"),
     "growth": ("growth", "", "what a token costs chunked as tokens grow"),
+    "sizes": ("sizes", "", "chunked's automatic sizes against fixed ones"),
     "published": ("published", "", "compare a run with the published results"),
     "import-published": ("published", "import", "turn the published results file into a file of the store"),
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from . import turns
+from . import figures, turns
 from .cell import DTYPES, Cell
 
 TOKENS = (4096, 8192, 16384, 32768, 65536)
@@ -58,7 +58,7 @@ def cells() -> list[Cell]:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 2 for a fault."""
-    return turns.run(args, "growth.json", _steps(args))
+    return turns.run(args, "growth", _steps(args), figures.growth)
 
 
 def _steps(args: argparse.Namespace) -> Iterator[tuple[list[Point], list[str]]]:

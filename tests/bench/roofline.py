@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import turns
+from . import figures, turns
 from .cell import DTYPES, Cell
 
 SHAPES = ((1024, 8), (4096, 8), (16384, 8), (4096, 64))
@@ -59,7 +59,7 @@ def cells() -> list[Cell]:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 2 for a fault."""
-    return turns.run(args, "roofline.json", _steps(args))
+    return turns.run(args, "roofline", _steps(args), figures.roofline)
 
 
 def _steps(args: argparse.Namespace) -> Iterator[tuple[list[Reached], list[str]]]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from . import atomic, environment, pin
+from . import atomic, environment, figures, pin
 from .cell import Cell
 from .errors import BenchError
 
@@ -30,26 +30,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reports", type=Path, default=REPORTS, help="folder for the figures (default: reports)"
     )
+    parser.add_argument("--no-draw", action="store_true", help="write the figures' numbers alone, no drawing")
 
 
-def run(args: argparse.Namespace, file: str, steps: Iterable[tuple[Sequence[Any], list[str]]]) -> int:
+def run(
+    args: argparse.Namespace,
+    name: str,
+    steps: Iterable[tuple[Sequence[Any], list[str]]],
+    draw: Callable[[Sequence[Any]], Any],
+) -> int:
     """Pin this process, then take the steps one by one: print what each says, and write all that was found so far.
 
     Args:
       args: of the verb.
-      file: name of the figures' file.
+      name: of the file with the numbers (NAME.json), and of the drawing (NAME.svg).
       steps: dataclasses that were found, and the lines that say it. A generator begins after the pinning, so it
         may import jax.
+      draw: from all that was found to a figure; one of `figures`.
 
     Returns 0, or 2 for a fault.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Any] = []
     try:
+        if not args.no_draw:
+            figures.require()
         cores = pin.pin(args.cores)
         for values, said in steps:
             print("\n".join(said), flush=True)
-            found += map(dataclasses.asdict, values)
-            write(args.reports / file, cores, args.rounds, found)
+            found += values
+            write(args.reports / f"{name}.json", cores, args.rounds, [*map(dataclasses.asdict, found)])
+        if not args.no_draw:
+            atomic.write(args.reports / f"{name}.svg", figures.svg(draw(found)))
+            print(f"drawn: {args.reports / name}.svg")
     except BenchError as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 2
