@@ -1,5 +1,6 @@
 """The forms of one implementation: kept or recomputed products, x's gradient or none, either lowering."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import moe
+from moe import capacity
 from moe.chunked import KEEP_ELEMS, automatic_keep_elems
 from moe.grouped import bands
 from moe.ragged_dot import LOWERINGS, automatic_lowering
@@ -39,6 +41,30 @@ def test_each_form_equals_dense(impl, tuning, dtype):
     ran = layers.assert_equals_dense(impl, *drawn(dtype), CONFIG, **tuning)
     assert ran.counts.tolist() == sorted(ran.counts, reverse=True)
     assert ran.counts[-1] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("on_cpu", "full"), [(True, 1), (True, 10**6), (False, 1)])
+def test_each_form_of_capacity_equals_dense(monkeypatch, on_cpu, full, dtype):
+    monkeypatch.setattr(capacity, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(capacity, "FULL", full)
+    roomy = dataclasses.replace(CONFIG, capacity_factor=3.0)
+    ran = layers.assert_equals_dense(CAPACITY, *drawn(dtype), roomy)
+    assert ran.dropped == 0
+
+
+def test_capacity_trains_one_by_one_only_from_full_experts_on():
+    """Of two forms' gradients one is a loop over experts."""
+
+    def loops(tokens):
+        params, x = drawn("float32", tokens)
+        text = str(jax.make_jaxpr(jax.grad(functools.partial(loss, CAPACITY, {})))(params, x))
+        return text.count("scan[")
+
+    few, full = (
+        round(slots * CONFIG.experts / CONFIG.top_k / CONFIG.capacity_factor) for slots in (200, 300)
+    )
+    assert (loops(few), loops(full)) == (0, 2)
 
 
 def loss(impl, tuning, params, x):
