@@ -9,6 +9,7 @@ VERBS = {
     "verify": ("verify", "", "check every stored file against its manifest"),
     "aa": ("aa", "", "count the gate's alarms on identical code"),
     "power": ("power", "", "count the gate's catches of injected faults"),
+    "ab": ("ab", "", "compare two revisions, both lowered by this JAX"),
     "peers": ("peers.verb", "", "race ours with other people's layers"),
     "roofline": ("roofline", "", "how near chunked comes to its bound"),
     "growth": ("growth", "", "what a token costs chunked as tokens grow"),

@@ -90,12 +90,12 @@ class Examiner:
             compiled = stored_program.compile_stored(old, str(path))
         except BaselineError as fault:
             return dataclasses.replace(evidence, fault=str(fault))
-        figures = dataclasses.replace(evidence, asked_by=asked_by, figures=_figures(compiled))
+        seen = dataclasses.replace(evidence, asked_by=asked_by, figures=figures(compiled))
         assert evidence.program is not None
         if asked_by == "jax":  # Another JAX lowered it: only bytes and flops are shown.
-            return figures
+            return seen
         if old.inputs != evidence.program.inputs or old.donated != evidence.program.donated:
-            return dataclasses.replace(figures, not_paired="the two programs take other arguments")
+            return dataclasses.replace(seen, not_paired="the two programs take other arguments")
         try:
             today = program.call
             # What is compiled from an export may be some percent slower than what is compiled from source: race
@@ -103,9 +103,9 @@ class Examiner:
             if asked_by != "stored time":
                 today = _call(program, stored_program.compile_stored(evidence.program, "today's program"))
             pairs = self._race(cell, today, _call(program, compiled), self._budget_s)
-            return dataclasses.replace(figures, pairs=pairs)
+            return dataclasses.replace(seen, pairs=pairs)
         except (ClockFault, BaselineError) as fault:
-            return dataclasses.replace(figures, not_paired=str(fault))
+            return dataclasses.replace(seen, not_paired=str(fault))
 
     def _load(self, path: Path, digest: str) -> StoredProgram:
         """A stored program, read by a child process first. Raises BaselineError."""
@@ -147,6 +147,7 @@ def _call(program: Program, compiled: Compiled) -> Callable[[], Any]:
     return functools.partial(program.arguments.run, compiled.run)
 
 
-def _figures(compiled: Compiled) -> dict[str, Any]:
+def figures(compiled: Compiled) -> dict[str, Any]:
+    """Bytes and flops, under a record's names."""
     sizes = {f"{name}_bytes": size for name, size in dataclasses.asdict(compiled.bytes).items()}
     return sizes | {"flops": compiled.flops}
