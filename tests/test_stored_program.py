@@ -679,6 +679,14 @@ def test_like_is_raced_with_like(examined, forward, monkeypatch, measured):
     assert [today == measured.call for today in raced] == [True, False, True, True]
 
 
+@pytest.mark.parametrize("again", ["equal", "slower"])
+def test_an_unchanged_program_has_to_be_slower_twice(examined, forward, monkeypatch, again):
+    ends = ["equal", "slower", again]  # The first is the null control's.
+    monkeypatch.setattr(examine, "race", lambda *_, **__: examine.Pairs((0.2,) * 12, ends.pop(0), 1))
+    seen, _ = examined(forward[0].digest, forward[1], tripped=True)
+    assert (seen.pairs.end, ends) == (again, [])
+
+
 def test_a_program_of_other_arguments_is_not_raced(examined):
     seen, _ = examined(*from_hand(unchecked(lambda x: x * 2)))
     assert seen.figures["argument_bytes"] == 16

@@ -102,7 +102,11 @@ class Examiner:
             # like with like. What is around a program is seen in the call alone.
             if asked_by != "stored time":
                 today = _call(program, stored_program.compile_stored(evidence.program, "today's program"))
-            pairs = self._race(cell, today, _call(program, compiled), self._budget_s)
+            before = _call(program, compiled)
+            pairs = self._race(cell, today, before, self._budget_s)
+            # Of an unchanged program no fresh process can tell what is around it: it has to be slower twice here.
+            if asked_by == "stored time" and pairs.end == "slower":
+                pairs = self._race(cell, today, before, self._budget_s)
             return dataclasses.replace(seen, pairs=pairs)
         except (ClockFault, BaselineError) as fault:
             return dataclasses.replace(seen, not_paired=str(fault))
