@@ -16,13 +16,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from moe.config import Config
+from moe.cpu import on_cpu
 from moe.dispatch import dispatch, stable_order
-from moe.experts import Params, matmul, swiglu
+from moe.experts import Params, product, swiglu
 from moe.router import Aux, route
 
 Experts = tuple[Float[Array, "E d h"], Float[Array, "E d h"], Float[Array, "E h d"]]
 FULL = 256
-"""Slots from which on a train step on CPU takes one expert after the other."""
+"""Slots from which on a float32 train step on CPU takes one expert after the other."""
 
 
 def slots(tokens: int, config: Config) -> int:
@@ -83,10 +84,10 @@ def expert(
     gate, up, down = (matrix.astype(x.dtype) for matrix in matrices)
     rows = x.at[token].get(mode="fill", fill_value=0, **indexing)
     gated, upped = (
-        checkpoint_name(matmul(rows, matrix).astype(x.dtype), "product").astype(jnp.float32)
+        checkpoint_name(product(rows, matrix).astype(x.dtype), "product").astype(jnp.float32)
         for matrix in (gate, up)
     )
-    out: Array = checkpoint_name(matmul(swiglu(gated, upped).astype(x.dtype), down), "product")
+    out: Array = checkpoint_name(product(swiglu(gated, upped).astype(x.dtype), down), "product")
     return weight[:, None] * out
 
 
@@ -109,10 +110,6 @@ def one_by_one(experts: Experts, x: Array, token: Array, weight: Array) -> Float
     return y
 
 
-def on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
-
-
 @jax.custom_vjp
 def combined(
     experts: Experts, x: Float[Array, "T d"], token: Int32[Array, "E s"], weight: Float32[Array, "E s"]
@@ -122,8 +119,9 @@ def combined(
 
 
 def _forward(experts: Experts, x: Array, token: Array, weight: Array) -> tuple[Array, Callable[..., Any]]:
-    # Gradients of small experts are written into one array faster by one batch of products (0.7 to 0.9).
-    form = one_by_one if on_cpu() and token.shape[1] >= FULL else together
+    # Float32 gradients of small experts are written into one array faster by one batch of products (0.7 to 0.9).
+    small = x.dtype == jnp.float32 and token.shape[1] < FULL
+    form = one_by_one if on_cpu() and not small else together
     y, pull = jax.vjp(lambda experts, x, weight: form(experts, x, token, weight), experts, x, weight)
     return y, pull
 

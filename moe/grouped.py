@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from moe.adam import Stepping, moments, moved
 from moe.config import Config, positive
+from moe.cpu import read_at, readable, transposed, writable, written
 from moe.dispatch import Dispatch, dispatch
 from moe.experts import Params, matmul, swiglu
 from moe.router import Aux, route
@@ -173,22 +174,24 @@ class Band(NamedTuple):
         """The band's gate (d, b), up (d, b) and down (b, d), or what is of their shapes, cast to `dtype`."""
         d = stacks[0].shape[1]
         sizes = ((d, self.width), (d, self.width), (self.width, d))
-        return tuple(
-            jax.lax.dynamic_slice(stack, start, (1, *size))[0].astype(stack.dtype if dtype is None else dtype)
-            for stack, start, size in zip(stacks, self.starts(), sizes, strict=True)
+        parts = (
+            readable(jax.lax.dynamic_slice(stack, start, (1, *size))[0])
+            for stack, start, size in zip(read_at(stacks, self.expert), self.starts(), sizes, strict=True)
         )
+        return tuple(part.astype(part.dtype if dtype is None else dtype) for part in parts)
 
     def put(self, stacks: Arrays, values: Arrays) -> Arrays:
         """`stacks` (of gate, up and down, or of their shapes) with the band's written in."""
         return tuple(
-            jax.lax.dynamic_update_slice(stack, value.astype(stack.dtype)[None], start)
+            jax.lax.dynamic_update_slice(stack, written(value, stack)[None], start)
             for stack, value, start in zip(stacks, values, self.starts(), strict=True)
         )
 
     def step(self, params: Stepping, grads: Arrays) -> Stepping:
         """`params` with Adam's step taken in the band; it is written in place."""
-        grads = tuple(grad.astype(stack.dtype) for grad, stack in zip(grads, params[1:4], strict=True))
-        mu, nu = moments(grads, self.of(params.mu), self.of(params.nu))
+        mu, nu = self.of(params.mu), self.of(params.nu)
+        grads = tuple(grad.astype(moment.dtype) for grad, moment in zip(grads, mu, strict=True))
+        mu, nu = moments(grads, mu, nu)
         # The matrices move by what was stored: read before, the old moments would have to be kept in a copy.
         mu, nu = jax.lax.optimization_barrier((self.put(params.mu, mu), self.put(params.nu, nu)))
         new = moved(self.of(params[1:4]), self.of(mu), self.of(nu), params.taken + 1)
@@ -304,6 +307,7 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
     def add_band(band: Band, totals: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         new, dweights, dx = totals
         gate, up, down = band.of((new if isinstance(params, Stepping) else params)[1:4], x.dtype)
+        turned = transposed(down)
 
         def add_piece(size: int, first: Int32[Array, ""], left: Int32[Array, ""], sums: Arrays) -> Arrays:
             dgate, dup, ddown, dweights, dx = sums
@@ -320,10 +324,10 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
                 gated, upped = matmul(inputs, gate), matmul(inputs, up)
             hidden = swiglu(gated, upped)
             # <hidden @ down, dy> = <hidden, dy @ down.T>: the output itself is not needed again.
-            unweighted = matmul(cotangent, down.T)
+            unweighted = matmul(cotangent, turned)
             dweight = jnp.where(valid, jnp.sum(hidden * unweighted, axis=1), 0)
             weighted = (piece.weights[:, None] * hidden).astype(x.dtype)
-            ddown += matmul(weighted.T, cotangent)
+            ddown += matmul(transposed(weighted), cotangent)
             if not kept:
                 # The hidden rows go before their gradients come: 1/10 less memory at no time.
                 ddown, dweight, gated, upped, unweighted = jax.lax.optimization_barrier(
@@ -335,9 +339,10 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
             window += jnp.pad(dweight, (0, max(WINDOW - size, 0)))
             if wanted.dx:
                 dx = scatter_add(dx, piece, matmul(dgated, gate.T) + matmul(dupped, up.T))
+            columns = transposed(inputs)
             return (
-                dgate + matmul(inputs.T, dgated),
-                dup + matmul(inputs.T, dupped),
+                dgate + matmul(columns, dgated),
+                dup + matmul(columns, dupped),
                 ddown,
                 jax.lax.dynamic_update_slice_in_dim(dweights, window, first, axis=0),
                 dx,
@@ -356,13 +361,16 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
         return Params(new.router, *band.put(new[1:4], tuple(grads))), dweights, dx
 
     start = (
-        params if isinstance(params, Stepping) else jax.tree.map(jnp.zeros_like, params),
+        jax.tree.map(
+            writable, params if isinstance(params, Stepping) else jax.tree.map(jnp.zeros_like, params)
+        ),
         jnp.zeros(rows.weights.shape, jnp.float32),
         jnp.zeros(x.shape if wanted.dx else 0, jnp.float32),
     )
     row = BAND_BYTES if isinstance(params, Stepping) else BAND_BYTES // 2
     number = 1 if form.keep else bands(params.gate.shape[2], row // x.dtype.itemsize)
-    dparams, dweights, dx = for_each_band(params, number, add_band, start)
+    new, dweights, dx = for_each_band(params, number, add_band, start)
+    dparams = jax.tree.map(readable, new)
     if isinstance(params, Stepping):
         none: Any = None
         dparams = dparams._replace(router=jnp.zeros_like(params.router), taken=none)

@@ -13,6 +13,7 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Float32, Int32
 
 from moe.config import Config
+from moe.cpu import on_cpu, read_at, readable, transposed, writable, written
 from moe.dispatch import dispatch
 from moe.experts import Params, matmul, swiglu
 from moe.grouped import Wanted, for_each_piece, ladder
@@ -40,14 +41,21 @@ def _room(rows: Float[Array, "A n"]) -> Float[Array, "A+r n"]:
     return jnp.pad(rows, ((0, LARGEST_PIECE), (0, 0)))
 
 
+def _of(right: Float[Array, "E n m"], index: Int32[Array, ""]) -> Float[Array, "n m"]:
+    (stack,) = read_at((right,), index)
+    return stack[index]
+
+
 def _loop(
     left: Float[Array, "A n"], right: Float[Array, "E n m"], counts: Int32[Array, " E"]
 ) -> Float32[Array, "A m"]:
     rows, starts = _room(left), jnp.cumsum(counts) - counts
 
     def add_expert(index: Int32[Array, ""], out: Float32[Array, "R m"]) -> Float32[Array, "R m"]:
+        matrix = _of(right, index)
+
         def add_piece(size: int, first: Array, _: Array, out: Float32[Array, "R m"]) -> Float32[Array, "R m"]:
-            product = matmul(jax.lax.dynamic_slice_in_dim(rows, first, size), right[index])
+            product = matmul(jax.lax.dynamic_slice_in_dim(rows, first, size), matrix)
             # What it writes behind the expert's last row is the next one's, which comes after it.
             return jax.lax.dynamic_update_slice_in_dim(out, product, first, axis=0)
 
@@ -66,6 +74,7 @@ def _pull_loop(
 
     def add_expert(index: Int32[Array, ""], grads: tuple[Array, Array]) -> tuple[Array, Array]:
         dleft, dright = grads
+        turned = transposed(_of(right, index))
 
         def add_piece(
             size: int, first: Array, remain: Array, sums: tuple[Array, Array]
@@ -73,19 +82,19 @@ def _pull_loop(
             dleft, dmatrix = sums
             its, pulled = (jax.lax.dynamic_slice_in_dim(array, first, size) for array in (rows, cotangents))
             if wanted.dx:
-                product = matmul(pulled, right[index].T)
+                product = matmul(pulled, turned)
                 dleft = jax.lax.dynamic_update_slice_in_dim(dleft, product, first, axis=0)
             mine = jnp.arange(size)[:, None] < remain
             its, pulled = (jnp.where(mine, array, 0) for array in (its, pulled))
-            return dleft, dmatrix + matmul(its.T, pulled)
+            return dleft, dmatrix + matmul(transposed(its), pulled)
 
         start = dleft, jnp.zeros(right.shape[1:], jnp.float32)
         dleft, dmatrix = for_each_piece(starts[index], counts[index], ladder(LARGEST_PIECE), add_piece, start)
-        return dleft, jax.lax.dynamic_update_index_in_dim(dright, dmatrix.astype(right.dtype), index, 0)
+        return dleft, jax.lax.dynamic_update_index_in_dim(dright, written(dmatrix, dright), index, 0)
 
-    start = jnp.zeros(rows.shape if wanted.dx else (0, 0), jnp.float32), jnp.zeros_like(right)
+    start = jnp.zeros(rows.shape if wanted.dx else (0, 0), jnp.float32), writable(jnp.zeros_like(right))
     dleft, dright = jax.lax.fori_loop(0, right.shape[0], add_expert, start)
-    return dleft[: left.shape[0]].astype(left.dtype), dright
+    return dleft[: left.shape[0]].astype(left.dtype), readable(dright)
 
 
 PRODUCTS = {"loop": (_loop, _pull_loop), "xla": (_xla, _pull_xla)}
@@ -126,7 +135,7 @@ grouped_matmul.defvjp(_forward, _backward, symbolic_zeros=True)
 
 def automatic_lowering() -> str:
     """`loop` on CPU, where XLA's own is a masked product of every expert with every row; else `xla`."""
-    return "loop" if jax.default_backend() == "cpu" else "xla"
+    return "loop" if on_cpu() else "xla"
 
 
 def ragged_dot(

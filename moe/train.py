@@ -12,7 +12,7 @@ from moe.adam import default_optimizer, stepped, stepping
 from moe.config import Config
 from moe.experts import Params
 from moe.layer import apply, implementation_of
-from moe.registry import get
+from moe.registry import Implementation, get
 
 
 class TrainState(NamedTuple):
@@ -28,6 +28,14 @@ Step = Callable[..., tuple[TrainState, Float32[Array, ""]]]
 def init_state(params: Params, optimizer: optax.GradientTransformation | None = None) -> TrainState:
     """The state before the first step."""
     return TrainState(params, (optimizer or default_optimizer()).init(params))
+
+
+def steps_in_place(implementation: Implementation, params: Params) -> bool:
+    """Whether Adam's step is taken in the layer's backward pass, where the state is donated.
+
+    Not in bfloat16, whose stacks XLA's CPU writes in a loop by way of copies: gradients of all experts cost less.
+    """
+    return implementation.steps and params.gate.dtype == jnp.float32
 
 
 def step_of(
@@ -91,7 +99,12 @@ def train_step(
         state: TrainState, x: Float[Array, "... d"], target: Float[Array, "... d"] | None = None
     ) -> tuple[TrainState, Float32[Array, ""]]:
         # Not donated, the new state is a copy in which the old one cannot be overwritten.
-        in_place = donate and optimizer is None and x.size and implementation_of(impl, x, config).steps
+        in_place = (
+            donate
+            and optimizer is None
+            and x.size
+            and steps_in_place(implementation_of(impl, x, config), state.params)
+        )
         return step_of(layer, None if in_place else optimizer or default_optimizer())(state, x, target)
 
     return jax.jit(step, donate_argnums=(0,) if donate else ())

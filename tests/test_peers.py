@@ -38,7 +38,7 @@ SIDE = """
             y = np.load(os.environ["RIGHT"])
             np.save(path, y * (1.1 if arm == "wrong" else 1))
         def run(self, arm):
-            time.sleep(0.002)
+            time.sleep(0.03 if arm == "slow" else 0.13 if arm == "slowest" else 0.002)
 
     serve(Side())
 """
@@ -58,19 +58,25 @@ def worker(monkeypatch, tmp_path):
 
 
 def hold(monkeypatch, worker, arms, memory=False, rounds=4):
-    monkeypatch.setattr(contest, "arms", lambda cell: [Arm(name, "it", slow=name == "slow") for name in arms])
+    monkeypatch.setattr(contest, "arms", lambda cell: [Arm(name, "it") for name in arms])
     with worker("it", None) as it:
         return contest.hold(
             CELL, {"it": it}, rounds=rounds, cores=None, memory=memory, rng=np.random.default_rng(0)
         )
 
 
-def test_arms_take_turns_and_slow_ones_one_in_three(monkeypatch, worker):
-    fast, slow = hold(monkeypatch, worker, ["fast", "slow"], rounds=7)
-    assert (len(fast.seconds), len(slow.seconds)) == (7, 3)
-    assert all(seconds >= 0.002 for seconds in fast.seconds)
-    assert fast.rel_err_out == 0
-    assert (fast.fault, fast.peak_bytes) == (None, None)
+def test_arms_take_turns_and_the_longer_ones_fewer(monkeypatch, worker):
+    ours, slow, slowest = hold(monkeypatch, worker, ["ours", "slow", "slowest"], rounds=15)
+    assert (len(ours.seconds), len(slowest.seconds)) == (15, 3)
+    assert 3 < len(slow.seconds) < 15
+    assert all(seconds >= 0.002 for seconds in ours.seconds)
+    assert ours.rel_err_out == 0
+    assert (ours.fault, ours.peak_bytes) == (None, None)
+
+
+def test_without_ours_all_have_as_many_turns(monkeypatch, worker):
+    fast, slow = hold(monkeypatch, worker, ["fast", "slow"])
+    assert (len(fast.seconds), len(slow.seconds)) == (4, 4)
 
 
 def test_what_is_wrong_or_cannot_run_takes_no_turn_and_the_others_go_on(monkeypatch, worker):

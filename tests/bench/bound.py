@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int32
 
+from moe.cpu import read_at, readable, transposed, writable
 from moe.experts import matmul, swiglu
 
 from .cell import Cell
@@ -58,40 +59,52 @@ def bounds(cell: Cell) -> list[Bound]:
 def forward(weights: Weights, x: Float[Array, "E n p d"]) -> Float[Array, "E n p d"]:
     """Each expert on its pieces, one after the other."""
 
-    def expert(its: tuple[Any, ...]) -> Array:
-        (gate, up, down), pieces = its
-        return jax.lax.map(lambda rows: _piece(gate, up, down, rows).astype(rows.dtype), pieces)
+    def expert(index: Int32[Array, ""]) -> Array:
+        (gate, up, down), (pieces,) = _of(weights, index), _of((x,), index)
 
-    return jax.lax.map(expert, (weights, x))
+        def piece(number: Int32[Array, ""]) -> Array:
+            (rows,) = _of((pieces,), number)
+            return writable(_piece(gate, up, down, rows).astype(rows.dtype))
+
+        return jax.lax.map(piece, jnp.arange(x.shape[1]))
+
+    return readable(jax.lax.map(expert, jnp.arange(x.shape[0])))
 
 
-def both_ways(weights: Weights, x: Float[Array, "E n p d"]) -> Weights:
+def both_ways(weights: Weights, x: Float[Array, "E n p d"]) -> tuple[Float32[Array, "E m n"], ...]:
     """Forward and backward in one loop, so that nothing is kept or computed twice; y is its own cotangent.
 
     Returns the gradients of the weights, summed in float32.
     """
 
-    def expert(its: tuple[Any, ...]) -> Any:
-        (gate, up, down), pieces = its
+    def expert(index: Int32[Array, ""]) -> Any:
+        (gate, up, down), (pieces,) = _of(weights, index), _of((x,), index)
+        turned = transposed(down)
 
-        def piece(sums: Any, rows: Array) -> tuple[Any, None]:
+        def piece(sums: Any, number: Int32[Array, ""]) -> tuple[Any, None]:
             dgate, dup, ddown = sums
+            (rows,) = _of((pieces,), number)
             hidden, pull = jax.vjp(swiglu, matmul(rows, gate), matmul(rows, up))
             hidden = hidden.astype(rows.dtype)
             cotangent = matmul(hidden, down).astype(rows.dtype)
-            dgated, dupped = (part.astype(rows.dtype) for part in pull(matmul(cotangent, down.T)))
+            dgated, dupped = (part.astype(rows.dtype) for part in pull(matmul(cotangent, turned)))
+            columns = transposed(rows)
             sums = (
-                dgate + matmul(rows.T, dgated),
-                dup + matmul(rows.T, dupped),
-                ddown + matmul(hidden.T, cotangent),
+                dgate + matmul(columns, dgated),
+                dup + matmul(columns, dupped),
+                ddown + matmul(transposed(hidden), cotangent),
             )
             return sums, None
 
         zeros = tuple(jnp.zeros(weight.shape, jnp.float32) for weight in (gate, up, down))
-        return jax.lax.scan(piece, zeros, pieces)[0]
+        return jax.lax.scan(piece, zeros, jnp.arange(x.shape[1]))[0]
 
-    grads: Weights = jax.lax.map(expert, (weights, x))
+    grads: Weights = jax.lax.map(expert, jnp.arange(x.shape[0]))
     return grads
+
+
+def _of(stacks: tuple[Array, ...], index: Int32[Array, ""]) -> tuple[Array, ...]:
+    return tuple(stack[index] for stack in read_at(stacks, index))
 
 
 def _piece(gate: Array, up: Array, down: Array, rows: Array) -> Float32[Array, "p d"]:

@@ -11,7 +11,7 @@ import jax
 import moe
 from moe.adam import default_optimizer
 from moe.registry import Implementation
-from moe.train import step_of
+from moe.train import step_of, steps_in_place
 
 from .cell import Cell
 from .errors import BenchError
@@ -131,9 +131,9 @@ def flat(cell: Cell, impl: Implementation | None = None) -> Flat:
     def layer(params: moe.Params, x: jax.Array) -> jax.Array:
         return impl.apply(params, x, config, **cell.tuning)[0]
 
-    in_place = impl.steps and cell.op == "train_step_donated"  # as moe.train_step
-    plain = layer if cell.op == "forward" else step_of(layer, None if in_place else default_optimizer())
     params = jax.eval_shape(lambda: moe.init(jax.random.key(0), config, cell.param_dtype))
+    in_place = cell.op == "train_step_donated" and steps_in_place(impl, params)
+    plain = layer if cell.op == "forward" else step_of(layer, None if in_place else default_optimizer())
     first = params if cell.op == "forward" else jax.eval_shape(moe.init_state, params)
     x = jax.ShapeDtypeStruct((cell.tokens, cell.d_model), cell.dtype)
     specs, tree = jax.tree.flatten((first, x))

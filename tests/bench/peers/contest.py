@@ -22,12 +22,14 @@ from ..errors import BenchError
 from ..gate.vet import ROOT
 from ..inputs import make_inputs
 from ..numerics import RAGGED_TOLERANCE, reference, rel_err, tolerance
-from .shapes import Arm, arms
+from .shapes import OURS, Arm, arms
 
 SHORTEST_S = 0.005
 """One turn takes at least this long: shorter calls are repeated within it."""
-SLOW_EVERY = 3
-"""Rounds from one turn of a slow arm to its next."""
+SLOW = 3
+"""An arm that takes so many times as long as ours has fewer turns, as many times fewer as it takes longer."""
+FEWEST = 3
+"""Turns that an arm has at least."""
 
 
 class ArmFailed(BenchError):
@@ -117,7 +119,7 @@ def hold(
     Args:
       cell: what to run; `impl` does not matter.
       workers: side -> its worker.
-      rounds: turns of each arm; slow ones take one in SLOW_EVERY.
+      rounds: turns of each arm; slow ones have fewer, but FEWEST.
       cores: of the processes whose memory is measured.
       memory: also run each arm in a process of its own, for its peak.
       rng: the order.
@@ -168,11 +170,16 @@ def _admitted(cell: Cell, arm: Arm, worker: Worker, path: Path) -> Result:
 def _turns(
     racing: list[Arm], workers: dict[str, Worker], rounds: int, rng: np.random.Generator
 ) -> dict[str, list[float]]:
-    timed = {}
+    timed, first = {}, {}
     for arm in racing:
         ask = functools.partial(workers[arm.side].ask, "time", arm.name)
-        timed[arm.name] = functools.partial(ask, max(1, math.ceil(SHORTEST_S / ask(1))))
-    return turns.take(timed, rounds, rng, {arm.name: SLOW_EVERY for arm in racing if arm.slow})
+        first[arm.name] = ask(1)
+        timed[arm.name] = functools.partial(ask, max(1, math.ceil(SHORTEST_S / first[arm.name])))
+    ours = first.get(OURS, math.inf)
+    every = {
+        name: min(max(1, int(its / (SLOW * ours))), max(1, rounds // FEWEST)) for name, its in first.items()
+    }
+    return turns.take(timed, rounds, rng, every)
 
 
 def _peak(cell: Cell, arm: Arm, inputs: Path, cores: list[int] | None) -> int | None:

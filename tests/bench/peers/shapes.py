@@ -23,7 +23,6 @@ class Arm:
       side: the worker that runs it, `jax` or `torch`.
       impl: the implementation of ours that it is, where it is one.
       limit: tokens x experts over which it takes no part (None: no limit).
-      slow: whether it runs in one round of three.
       tuning: values of that implementation.
     """
 
@@ -31,17 +30,16 @@ class Arm:
     side: str
     impl: str | None = None
     limit: int | None = None
-    slow: bool = False
     tuning: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 JAX = (
     Arm(OURS, "jax", CHUNKED),
     Arm("capacity", "jax", CAPACITY),
-    Arm("dense", "jax", DENSE, Source.dense_limit, slow=True),
+    Arm("dense", "jax", DENSE, Source.dense_limit),
     Arm("ragged_dot", "jax", RAGGED),
-    Arm("jax.lax.ragged_dot", "jax", RAGGED, RAGGED_LIMIT["cpu"], slow=True, tuning={"lowering": "xla"}),
-    Arm("tokamax.ragged_dot", "jax", None, RAGGED_LIMIT["cpu"], slow=True),
+    Arm("jax.lax.ragged_dot", "jax", RAGGED, RAGGED_LIMIT["cpu"], tuning={"lowering": "xla"}),
+    Arm("tokamax.ragged_dot", "jax", None, RAGGED_LIMIT["cpu"]),
 )
 EXPERTS = ("eager", "grouped_mm")
 ADAMS = ("fused", "foreach")
