@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from moe.adam import Stepping, moments, moved
 from moe.config import Config, positive
-from moe.cpu import read_at, readable, transposed, writable, written
+from moe.cpu import read_at, readable, transposed, transposing, writable, written
 from moe.dispatch import Dispatch, dispatch
 from moe.experts import Params, matmul, swiglu
 from moe.router import Aux, route
@@ -307,7 +307,7 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
     def add_band(band: Band, totals: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         new, dweights, dx = totals
         gate, up, down = band.of((new if isinstance(params, Stepping) else params)[1:4], x.dtype)
-        turned = transposed(down)
+        turned = transposing(down)
 
         def add_piece(size: int, first: Int32[Array, ""], left: Int32[Array, ""], sums: Arrays) -> Arrays:
             dgate, dup, ddown, dweights, dx = sums
@@ -324,7 +324,7 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
                 gated, upped = matmul(inputs, gate), matmul(inputs, up)
             hidden = swiglu(gated, upped)
             # <hidden @ down, dy> = <hidden, dy @ down.T>: the output itself is not needed again.
-            unweighted = matmul(cotangent, turned)
+            unweighted = matmul(cotangent, turned())
             dweight = jnp.where(valid, jnp.sum(hidden * unweighted, axis=1), 0)
             weighted = (piece.weights[:, None] * hidden).astype(x.dtype)
             ddown += matmul(transposed(weighted), cotangent)
@@ -339,10 +339,10 @@ def _backward(form: Form, saved: Saved, dy: Float32[Array, "T d"]) -> tuple[Any,
             window += jnp.pad(dweight, (0, max(WINDOW - size, 0)))
             if wanted.dx:
                 dx = scatter_add(dx, piece, matmul(dgated, gate.T) + matmul(dupped, up.T))
-            columns = transposed(inputs)
+            columns = transposing(inputs)
             return (
-                dgate + matmul(columns, dgated),
-                dup + matmul(columns, dupped),
+                dgate + matmul(columns(), dgated),
+                dup + matmul(columns(), dupped),
                 ddown,
                 jax.lax.dynamic_update_slice_in_dim(dweights, window, first, axis=0),
                 dx,

@@ -52,10 +52,8 @@ def _loop(
     rows, starts = _room(left), jnp.cumsum(counts) - counts
 
     def add_expert(index: Int32[Array, ""], out: Float32[Array, "R m"]) -> Float32[Array, "R m"]:
-        matrix = _of(right, index)
-
         def add_piece(size: int, first: Array, _: Array, out: Float32[Array, "R m"]) -> Float32[Array, "R m"]:
-            product = matmul(jax.lax.dynamic_slice_in_dim(rows, first, size), matrix)
+            product = matmul(jax.lax.dynamic_slice_in_dim(rows, first, size), _of(right, index))
             # What it writes behind the expert's last row is the next one's, which comes after it.
             return jax.lax.dynamic_update_slice_in_dim(out, product, first, axis=0)
 
@@ -74,7 +72,6 @@ def _pull_loop(
 
     def add_expert(index: Int32[Array, ""], grads: tuple[Array, Array]) -> tuple[Array, Array]:
         dleft, dright = grads
-        turned = transposed(_of(right, index))
 
         def add_piece(
             size: int, first: Array, remain: Array, sums: tuple[Array, Array]
@@ -82,7 +79,7 @@ def _pull_loop(
             dleft, dmatrix = sums
             its, pulled = (jax.lax.dynamic_slice_in_dim(array, first, size) for array in (rows, cotangents))
             if wanted.dx:
-                product = matmul(pulled, turned)
+                product = matmul(pulled, transposed(_of(right, index)))
                 dleft = jax.lax.dynamic_update_slice_in_dim(dleft, product, first, axis=0)
             mine = jnp.arange(size)[:, None] < remain
             its, pulled = (jnp.where(mine, array, 0) for array in (its, pulled))
