@@ -40,7 +40,7 @@ def _written_out(array: Float[Array, "m n"]) -> Float[Array, "n m"]:
 
 
 def transposing(array: Float[Array, "m n"]) -> Callable[[], Float[Array, "n m"]]:
-    """`transposed` for uses inside a loop: written out once before it, else folded into each, not held as a copy."""
+    """`transposed` for uses inside a loop: written out once before it, else folded into each, never held."""
     if not _writes_out(array):
         return lambda: array.T
     out = transposed(array)

@@ -12,7 +12,7 @@ from .faults import FAULTS, Fault
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     proof.add_arguments(parser)
-    parser.add_argument("--faults", help=f"of: {', '.join(FAULTS)} (default: all)")
+    parser.add_argument("--faults", help=f"of: {', '.join(FAULTS)} (default: all)".replace("%", "%%"))
 
 
 def run(args: argparse.Namespace) -> int:
