@@ -67,8 +67,8 @@ def hold(monkeypatch, worker, arms, memory=False, rounds=4):
 
 def test_arms_take_turns_and_the_longer_ones_fewer(monkeypatch, worker):
     ours, slow, slowest = hold(monkeypatch, worker, ["ours", "slow", "slowest"], rounds=15)
-    assert (len(ours.seconds), len(slowest.seconds)) == (15, 3)
-    assert 3 < len(slow.seconds) < 15
+    assert len(ours.seconds) == 15
+    assert 1 <= len(slowest.seconds) < len(slow.seconds) < 15
     assert all(seconds >= 0.002 for seconds in ours.seconds)
     assert ours.rel_err_out == 0
     assert (ours.fault, ours.peak_bytes) == (None, None)
@@ -147,7 +147,7 @@ def test_cells_are_the_core_table_and_one_factor_at_a_time():
 
 RESULTS = [
     Result("torch eager", (0.2, 0.3, 0.4), 1e-7),
-    Result("ours", (0.1, 0.15, 0.2), 1e-7, 3 * 2**20),
+    Result("ours", (0.1, 0.15, 0.2), 1e-7, peak_bytes=3 * 2**20),
     Result("torch grouped_mm", (0.25, 0.25, 0.25), 1e-7),
     Result("dense", fault="rel_err_out=1.0e-01 is over 5.0e-07"),
 ]
@@ -160,6 +160,13 @@ def test_table_is_fastest_first_with_ours_over_each():
     ]  # fmt: skip
     assert "0.500  0.500" in said[4]
     assert said[2].endswith("3.0")
+
+
+def test_what_drops_assignments_is_also_compared_by_those_it_kept():
+    dropping = Result("capacity", (0.1, 0.1, 0.1), 1e-7, kept=0.8)
+    said = table.lines(CELL, [RESULTS[1], dropping])
+    assert said[2].endswith("kept 80.0%: 0.800 1.200 for each kept")
+    assert "kept" not in said[3]
 
 
 def test_the_best_variant_of_torch_counts():

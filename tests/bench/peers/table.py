@@ -9,7 +9,10 @@ from .shapes import OURS, TORCH
 
 
 def lines(cell: Cell, results: list[Result]) -> list[str]:
-    """The arms of one cell, fastest first, with ours over each (minimum and median)."""
+    """The arms of one cell, fastest first, with ours over each (minimum and median).
+
+    Where an arm dropped assignments, also ours over it in time for each assignment that was computed.
+    """
     ours = ours_of(results)
     out = [cell.id.removeprefix(f"{cell.impl}-")]
     out.append(f"  {'arm':26} {'min ms':>9} {'median':>9}  ours/it min median  turns  error    peak MiB")
@@ -18,10 +21,11 @@ def lines(cell: Cell, results: list[Result]) -> list[str]:
             out.append(f"  {result.arm:26} {result.fault or 'took no turn'}")
             continue
         least, middle = ratios(ours, result) if ours else (math.nan, math.nan)
+        each = f"  kept {result.kept:.1%}: {least * result.kept:.3f} {middle * result.kept:.3f} for each kept"
         peak = "" if result.peak_bytes is None else f"{result.peak_bytes / MIB:10.1f}"
         out.append(
             f"  {result.arm:26} {result.least * 1e3:9.2f} {result.median * 1e3:9.2f}  {least:11.3f} {middle:6.3f}"
-            f"  {len(result.seconds):5}  {result.rel_err_out:.1e} {peak}"
+            f"  {len(result.seconds):5}  {result.rel_err_out:.1e} {peak}{each if result.kept < 1 else ''}"
         )
     return out
 
