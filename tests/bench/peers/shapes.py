@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..cell import Cell
-from ..grid import CAPACITY, CHUNKED, DENSE, DONATED, RAGGED, RAGGED_LIMIT, Source
+from ..grid import CAPACITY as CAPACITY_ID
+from ..grid import CHUNKED, DENSE, DONATED, RAGGED, RAGGED_LIMIT, Source
 
 OURS = "ours"
+CAPACITY = "capacity"
 TORCH = "torch"
 DTYPES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
 """(dtype, param_dtype): what computes, and what is kept."""
@@ -35,7 +37,7 @@ class Arm:
 
 JAX = (
     Arm(OURS, "jax", CHUNKED),
-    Arm("capacity", "jax", CAPACITY),
+    Arm(CAPACITY, "jax", CAPACITY_ID),
     Arm("dense", "jax", DENSE, Source.dense_limit),
     Arm("ragged_dot", "jax", RAGGED),
     Arm("jax.lax.ragged_dot", "jax", RAGGED, RAGGED_LIMIT["cpu"], tuning={"lowering": "xla"}),

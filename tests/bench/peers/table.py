@@ -1,11 +1,11 @@
-"""A contest in words: each arm of a cell, and ours over the best of the others in all cells."""
+"""A contest in words: each arm of a cell, and a table of ours over the others in all cells."""
 
 import math
 
 from ..cell import Cell
 from ..program import MIB
 from .contest import Result
-from .shapes import OURS, TORCH
+from .shapes import CAPACITY, OURS, TORCH
 
 
 def lines(cell: Cell, results: list[Result]) -> list[str]:
@@ -31,20 +31,21 @@ def lines(cell: Cell, results: list[Result]) -> list[str]:
 
 
 def summary(found: list[tuple[Cell, list[Result]]]) -> list[str]:
-    """A line a cell: ours over the best torch variant, capacity, dense and ragged_dot (medians)."""
-    names = (TORCH, "capacity", "dense", "jax.lax.ragged_dot", "tokamax.ragged_dot")
-    out = [
-        "ours over the best of each, median of turns",
-        f"  {'':58} " + " ".join(f"{n[:10]:>10}" for n in names),
-    ]
+    """A Markdown table, a line a cell: ours over the best torch variant and the others, minimum / median.
+
+    Capacity's is of the time for each assignment that was computed.
+    """
+    names = (TORCH, CAPACITY, "dense", "jax.lax.ragged_dot", "tokamax.ragged_dot")
+    out = ["| ours over the best of each, minimum / median | " + " | ".join(names) + " |"]
+    out.append("|---" * (len(names) + 1) + "|")
     for cell, results in found:
-        ours = ours_of(results)
-        cells = []
+        ours, values = ours_of(results), []
         for name in names:
             its = [r for r in results if r.seconds and r.arm.startswith(name)]
             best = min(its, key=lambda r: r.median, default=None)
-            cells.append(f"{ratios(ours, best)[1]:10.3f}" if ours and best else f"{'-':>10}")
-        out.append(f"  {cell.id.removeprefix(f'{cell.impl}-'):58} " + " ".join(cells))
+            both = [ratio * best.kept for ratio in ratios(ours, best)] if ours and best else []
+            values.append(" / ".join(f"{ratio:.2f}" for ratio in both))
+        out.append(f"| {cell.id.removeprefix(f'{cell.impl}-')} | " + " | ".join(values) + " |")
     return out
 
 
