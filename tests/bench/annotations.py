@@ -39,7 +39,10 @@ def lines(verdict: Verdict, exit_code: int) -> list[str]:
     found: dict[str, list[str]] = {"error": [], "warning": [], "notice": []}
     found["error"] += [command("error", fault, title="integrity") for fault in verdict.faults]
     for status, level in LEVELS.items():
-        found[level] += [_of_cell(level, cell) for cell in verdict.cells if cell.status == status]
+        for cell in verdict.cells:
+            if cell.status == status:
+                its = "notice" if cell.accepted else level
+                found[its].append(_of_cell(its, cell, verdict.accepted))
     if exit_code and not found["error"] and not found["warning"]:
         partial = f" (PARTIAL: {wording.PARTIAL})" if verdict.partial else ""
         found["error"].append(
@@ -59,10 +62,11 @@ def command(level: str, message: str, **properties: str) -> str:
     return f"::{level} {fields}::{_data(message)}"
 
 
-def _of_cell(level: str, cell: CellVerdict) -> str:
+def _of_cell(level: str, cell: CellVerdict, accepted: str | None) -> str:
     suite = cell.id.partition("/")[0] if "/" in cell.id else "layer"
-    text = "\n".join(cell.reasons) or f"{cell.status}: {cell.id}"
-    return command(level, text, file=f"tests/bench/test_{suite}.py", title=f"{cell.status}: {cell.id}")
+    lines = [*cell.reasons, *([f"accepted: {accepted}"] if cell.accepted else [])]
+    title = f"{wording.status(cell)}: {cell.id}"
+    return command(level, "\n".join(lines) or title, file=f"tests/bench/test_{suite}.py", title=title)
 
 
 def _data(text: str) -> str:

@@ -18,6 +18,7 @@ def text(verdict: Verdict, exit_code: int) -> str:
         f"**PARTIAL**: {wording.PARTIAL}" if verdict.partial else "",
         _bullets([f"**integrity**: {_escaped(fault)}" for fault in verdict.faults]),
         _table(told),
+        _bullets([f"**{line}**" for line in wording.accepted(verdict, _escaped)]),
         _bullets(wording.drift(verdict, as_id=_code, as_text=_escaped)),
         _bullets([f"note: {_escaped(note)}" for note in verdict.notes]),
         _bullets([f"{what}: `{command}`" for what, command in wording.accept(verdict)]),
@@ -31,7 +32,12 @@ def _table(cells: list[CellVerdict]) -> str:
     if not cells:
         return ""
     rows = [
-        (cell.status, _code(cell.id), *wording.figures(cell), "<br>".join(map(_escaped, cell.reasons)))
+        (
+            wording.status(cell),
+            _code(cell.id),
+            *wording.figures(cell),
+            "<br>".join(map(_escaped, cell.reasons)),
+        )
         for cell in cells
     ]
     headings, *body = wording.filled((*wording.HEADINGS, "why"), rows)

@@ -79,6 +79,7 @@ class Run:
     against_jax: str | None
     reports: Path | None
     programs: Path | None
+    accepted: str | None
 
 
 def add(parser: pytest.Parser) -> None:
@@ -137,6 +138,13 @@ def add(parser: pytest.Parser) -> None:
         dest="bench_against_jax",
         help="show what moved against the baseline of another JAX version; gates nothing",
     )
+    option(
+        "--accept-slower",
+        action=Once,
+        dest="bench_accepted",
+        metavar="REASON",
+        help="why cells may be slower or larger than their baseline: they are reported with it, and pass",
+    )
     option("--reports", action=Once, dest="bench_reports", help="folder of reports (default: reports)")
     option("--save-programs", action=Once, dest="bench_programs", help="folder to write the programs to")
     option("--maxtok-memory", action=Once, help="memory budget of suite maxtok, MiB (default: the machine's)")
@@ -181,7 +189,18 @@ def read(config: pytest.Config) -> Run:
         against_jax=get("bench_against_jax"),
         reports=_path(get("bench_reports")),
         programs=_path(get("bench_programs")),
+        accepted=_reason(get("bench_accepted")),
     )
+
+
+def _reason(text: str | None) -> str | None:
+    """On one line and without control characters: it may be a stranger's, and is printed as it is."""
+    if text is None:
+        return None
+    words = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    if not words:
+        raise GridError("--accept-slower is empty; say why cells may be slower or larger")
+    return words
 
 
 def _path(text: str | None) -> Path | None:

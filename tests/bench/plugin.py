@@ -17,7 +17,6 @@ from _pytest.runner import runtestprotocol
 from . import options, pin
 from .cell import SUITES
 from .errors import BaselineError, BenchError, EnvironmentFault, GridError, NoBaseline
-from .gate.verdict import FAILING
 from .progress import Progress
 from .session import KEY, Cells
 
@@ -57,6 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--changed-only leaves out the cells whose program is the stored one, so it needs a stored one; add "
             "--benchmark-compare"
+        )
+    if config.getoption("bench_accepted") is not None and compare is not True:
+        raise pytest.UsageError(
+            "--accept-slower accepts what a comparison finds, so it needs one; add --benchmark-compare"
         )
     try:
         run = options.read(config)
@@ -262,8 +265,10 @@ def conclude(session: pytest.Session, cells: Cells) -> None:
     failing = cells.options.gate in ("on", "strict")
     for item, reports in cells.held:
         judged = by_id.pop(cells.ids[item.nodeid], None)
-        if failing and judged is not None and judged.status in FAILING:
+        if failing and judged is not None and judged.failing:
             fail(reports, judged)
+        if judged is not None and judged.accepted:
+            mark_accepted(reports, cells.verdict.accepted)
         log(item, reports)
     cells.held.clear()
     for judged in by_id.values():
@@ -289,6 +294,13 @@ def fail(reports: list[pytest.TestReport], judged: Any) -> None:
         if report.when == "call":
             report.outcome = "failed"
             report.longrepr = Reason(judged)
+
+
+def mark_accepted(reports: list[pytest.TestReport], reason: str) -> None:
+    """Say in JUnit that a cell passes although it regressed, and why; pytest writes properties at teardown."""
+    for report in reports:
+        if report.when == "teardown":
+            report.user_properties.append(("accepted", reason))
 
 
 def log_missing(session: pytest.Session, judged: Any) -> None:
@@ -321,7 +333,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def _failures_of_the_gate(cells: Cells) -> int:
     if cells.verdict is None:
         return 0
-    return sum(map(cells.verdict.count, FAILING))
+    return sum(cell.failing for cell in cells.verdict.cells)
 
 
 def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_json: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ def lines(verdict: Verdict) -> list[str]:
     out = [f"compared with {verdict.baseline}"]
     for group, cells in groups.items():
         table = wording.filled(
-            wording.HEADINGS, [(cell.status, _name(cell), *wording.figures(cell)) for cell in cells]
+            wording.HEADINGS, [(wording.status(cell), _name(cell), *wording.figures(cell)) for cell in cells]
         )
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         headings, *rows = (_aligned(row, widths) for row in table)
@@ -28,6 +28,7 @@ def summary(verdict: Verdict) -> list[str]:
     """Faults, drifts, notes, counts, and the way on."""
     out = [f"integrity: {fault}" for fault in verdict.faults]
     out += wording.drift(verdict)
+    out += wording.accepted(verdict)
     out += [f"note: {note}" for note in verdict.notes]
     out.append(f"verdict: {wording.counts(verdict)}; {wording.compared(verdict)}")
     if verdict.partial:

@@ -147,6 +147,7 @@ class Cells:
                 confirmed=confirmed,
                 controls=tuple(self.controls),
                 faults=self._unrecorded(),
+                accepted=self.options.accepted,
                 twice=[i for i, n in collections.Counter(self.ids.values()).items() if n > 1],
             ),
             self.settings,

@@ -25,6 +25,7 @@ def document(verdict: Verdict, exit_code: int) -> dict[str, Any]:
         "faults": list(verdict.faults),
         "drift": [dataclasses.asdict(drift) for drift in verdict.drift],
         "notes": list(verdict.notes),
+        "accepted": verdict.accepted,
         "environment": _plain(verdict.environment),
         "cells": [_plain(dataclasses.asdict(cell)) for cell in worst_first(verdict.cells)],
     }

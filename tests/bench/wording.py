@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .gate.verdict import DRIFTS, FAILING, WORST_FIRST, CellVerdict, Timing, Verdict
+from .gate.verdict import DRIFTS, WORST_FIRST, CellVerdict, Timing, Verdict
 
 HEADINGS = ("verdict", "cell", "temp MiB", "side by side", "time ms", "of matmul")
 HEADLINES = {
@@ -35,12 +35,31 @@ def headline(verdict: Verdict) -> str:
             words = "Integrity fault"
         elif not verdict.compared and not verdict.count("missing"):
             words = "Nothing was compared"
+        elif verdict.accepted_cells == verdict.count("regressed") and words == HEADLINES["regressed"]:
+            words = "Regressed, accepted"
     return f"{words}: {counts(verdict)}"
 
 
 def counts(verdict: Verdict) -> str:
     """How many cells have each status, worst first."""
-    return ", ".join(f"{n} {s}" for s in WORST_FIRST if (n := verdict.count(s))) or "no cell"
+    told = {status: f"{n} {status}" for status in WORST_FIRST if (n := verdict.count(status))}
+    if verdict.accepted_cells:
+        told["regressed"] += f" ({verdict.accepted_cells} accepted)"
+    return ", ".join(told.values()) or "no cell"
+
+
+def status(cell: CellVerdict) -> str:
+    """The verdict of one cell in a table."""
+    return f"{cell.status}, accepted" if cell.accepted else cell.status
+
+
+def accepted(verdict: Verdict, as_text: Callable[[str], str] = str) -> list[str]:
+    """A line for the reason that was given, also where nothing needed it."""
+    if verdict.accepted is None:
+        return []
+    n = verdict.accepted_cells
+    cells = "no cell needed it" if not n else "1 cell" if n == 1 else f"{n} cells"
+    return [f"accepted ({cells}): {as_text(verdict.accepted)}"]
 
 
 def compared(verdict: Verdict) -> str:
@@ -82,9 +101,11 @@ def accept(verdict: Verdict) -> list[tuple[str, str]]:
     """(what to do, the command that does it), for what is worse and for what is better or new."""
     slower = SLOWER if verdict.count("regressed") else ""
     out = []
-    failing = any(verdict.count(status) for status in FAILING)
+    failing = any(cell.failing for cell in verdict.cells)
     if failing:
         out.append(("if this is meant, accept it", RECORD + slower))
+    elif verdict.accepted_cells:
+        out.append(("accepted for this run alone; record it, or the next one fails", RECORD + slower))
     for status, gain in (("improved", "keep it as the new bar"), ("new", "gate it from now on")):
         if n := verdict.count(status):
             cells = f"{n} cell" if n == 1 else f"{n} cells"

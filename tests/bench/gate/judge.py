@@ -30,6 +30,7 @@ class Run:
       controls: null controls, programs raced against themselves.
       twice: ids that the grid holds more than once.
       faults: integrity faults found elsewhere.
+      accepted: why cells may be slower or larger than their baseline, None where they may not.
     """
 
     declared: Collection[str]
@@ -46,6 +47,7 @@ class Run:
     controls: tuple[Pairs, ...] = ()
     twice: Collection[str] = ()
     faults: tuple[str, ...] = ()
+    accepted: str | None = None
 
 
 def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ()) -> Verdict:
@@ -88,6 +90,7 @@ def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ())
         tuple(drift.moved_first(drifts)),
         (*_notes(environment, baseline.environment, moved, same_jax), *spared),
         environment,
+        run.accepted,
     )
 
 
@@ -101,8 +104,9 @@ def _cell(
     same_jax: bool,
     noise: float,
 ) -> CellVerdict:
-    def verdict(status: str, reasons: list[str], time: Any = None) -> CellVerdict:
-        return CellVerdict(identity, status, tuple(reasons), stored, today, time)
+    def verdict(status: str, reasons: list[str], time: Any = None, measured: bool = True) -> CellVerdict:
+        accepted = measured and status == "regressed" and run.accepted is not None
+        return CellVerdict(identity, status, tuple(reasons), stored, today, time, accepted)
 
     if stored is None:
         return verdict("new", ["no stored record; record a baseline to gate it"])
@@ -110,7 +114,8 @@ def _cell(
     if lost:
         return verdict("missing", lost)
     if seen.unstorable and stored.get("program"):
-        return verdict("regressed", [seen.unstorable])
+        # No figure got worse: the gate lost sight of the program, and nobody can know what is accepted.
+        return verdict("regressed", [seen.unstorable], measured=False)
     # One program gets other figures only from another compiler or its flags: drift, not blamed on the change.
     worse: list[str] = []
     better: list[str] = []

@@ -51,7 +51,11 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class CellVerdict:
-    """The judgement of one cell: a status of WORST_FIRST, the reasons, and both records where there are."""
+    """The judgement of one cell: a status of WORST_FIRST, the reasons, and both records where there are.
+
+    `accepted` says of a regressed cell that it was meant: only bytes, flops or time got worse, and the run has a
+    reason for that (`Verdict.accepted`). The status stays, since the cell did regress.
+    """
 
     id: str
     status: str
@@ -59,6 +63,12 @@ class CellVerdict:
     stored: dict[str, Any] | None = None
     today: dict[str, Any] | None = None
     timing: Timing | None = None
+    accepted: bool = False
+
+    @property
+    def failing(self) -> bool:
+        """Whether the gate fails its test."""
+        return self.status in FAILING and not self.accepted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +83,7 @@ class Verdict:
       drift: what else differs from the baseline's run than the code.
       notes: what else a reader should know: noise, limits in force.
       environment: of this run.
+      accepted: why cells may be slower or larger than their baseline; None where no reason was given.
     """
 
     cells: tuple[CellVerdict, ...]
@@ -82,9 +93,15 @@ class Verdict:
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    accepted: str | None = None
 
     def count(self, status: str) -> int:
         return sum(cell.status == status for cell in self.cells)
+
+    @property
+    def accepted_cells(self) -> int:
+        """Regressed cells that were meant to."""
+        return sum(cell.accepted for cell in self.cells)
 
     @property
     def compared(self) -> int:
@@ -95,6 +112,6 @@ class Verdict:
         """0, or 10 to 12; a run in which nothing was compared never passes. Strict: a partial one neither."""
         if self.faults or self.count("missing") or not self.compared or (strict and self.partial):
             return INTEGRITY
-        if self.count("regressed"):
+        if self.count("regressed") > self.accepted_cells:
             return REGRESSED
         return INCONCLUSIVE if self.count("inconclusive") else 0
