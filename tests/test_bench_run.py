@@ -212,6 +212,18 @@ def test_regressed_cell_fails_and_lf_reruns_it_alone(runner, batch):
     assert cases(runner.folder / "lf.xml") == {f"test_layer[{DONATED}]": ["failure"]}
 
 
+def test_regressed_cell_passes_with_a_reason_that_is_told(runner, batch):
+    run = batch["accepted"]
+    assert run.code == 0, run.text
+    assert "4 passed, 1 skipped" in run.text
+    assert "accepted (1 cell): rows in blocks" in run.text
+    junit = (runner.folder / "accepted.xml").read_text()
+    assert '<property name="accepted" value="rows in blocks"' in junit
+    assert junit.count("<property ") == 1
+    assert batch["accepted-nothing"].code == 4
+    assert "--accept-slower accepts what a comparison finds" in batch["accepted-nothing"].text
+
+
 def test_cell_that_the_grid_lost(runner, batch):
     run = batch["lost"]
     assert run.code == 11, run.text
@@ -262,6 +274,8 @@ def batch(runner, compared, regressed, document):
     none = ("--baselines", str(runner.folder / "nothing"), "--benchmark-compare")
     runs = {
         "regressed": [*whole, *regressed, "--junitxml=regressed.xml"],
+        "accepted": [*whole, *regressed, "--accept-slower", "rows in blocks", "--junitxml=accepted.xml"],
+        "accepted-nothing": ["-p", "tinygrid", str(ROOT / "tests/bench"), "--accept-slower", "x"],
         "regressed-lf": [*whole, *regressed, "--lf", "--junitxml=lf.xml"],
         "lost": [*whole, *store_of(runner, "lost", older), "--junitxml=lost.xml"],
         "late": [*whole, "-p", late, *compared, "-x", "--benchmark-json=late.json"],
