@@ -19,6 +19,8 @@ MARKER = "<!-- moe-bench: the verdict -->"
 AUTHOR = "github-actions[bot]"
 MOST = 65_000
 """GitHub takes 65,536 characters."""
+ARTIFACT = "moe-bench-"
+"""What the action puts before the name of a run."""
 VERDICT, EXIT_CODE = "verdict.md", "exit-code.txt"
 
 
@@ -67,7 +69,7 @@ def body(reports: Path, environ: Mapping[str, str]) -> str:
         runs = [reports]
     tail = _whence(environ)
     share = (MOST - len(MARKER) - len(tail)) // len(runs)
-    texts = [cut(_of_run(run, run.name if len(runs) > 1 else ""), share - 2) for run in runs]
+    texts = [cut(_of_run(run, run.name.removeprefix(ARTIFACT) if len(runs) > 1 else ""), share - 2) for run in runs]
     return "\n\n".join((MARKER, *texts, tail)) + "\n"
 
 
