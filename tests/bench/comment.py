@@ -69,7 +69,9 @@ def body(reports: Path, environ: Mapping[str, str]) -> str:
         runs = [reports]
     tail = _whence(environ)
     share = (MOST - len(MARKER) - len(tail)) // len(runs)
-    texts = [cut(_of_run(run, run.name.removeprefix(ARTIFACT) if len(runs) > 1 else ""), share - 2) for run in runs]
+    texts = [
+        cut(_of_run(run, run.name.removeprefix(ARTIFACT) if len(runs) > 1 else ""), share - 2) for run in runs
+    ]
     return "\n\n".join((MARKER, *texts, tail)) + "\n"
 
 

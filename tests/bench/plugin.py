@@ -17,7 +17,7 @@ from _pytest.runner import runtestprotocol
 from . import options, pin
 from .cell import SUITES
 from .errors import BaselineError, BenchError, EnvironmentFault, GridError, NoBaseline
-from .progress import Progress
+from .progress import Progress, coloured
 from .session import KEY, Cells
 
 FOLDER = Path(__file__).resolve().parent
@@ -192,7 +192,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         cells.open()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     quiet = reporter is None or session.config.option.verbose < 0 or not cells.measuring
-    cells.progress = Progress(None if quiet else sys.__stderr__, len(cells.ids))
+    colour = coloured(session.config.option.color, os.environ)
+    cells.progress = Progress(None if quiet else sys.__stderr__, len(cells.ids), colour)
 
 
 def _show_in_stock_table(cells: Cells) -> None:
@@ -223,11 +224,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         cells.wrong.add(entry.cell.id)
         cells.records.pop(entry.cell.id, None)
     if failed or not cells.comparing:
+        if cells.progress:
+            cells.progress.clear()
         log(item, reports)
     else:
         cells.held.append((item, reports))
     if cells.progress:
-        cells.progress.end()
+        cells.progress.end(cells.so_far(entry.cell.id))
     return True
 
 
@@ -249,7 +252,7 @@ def pytest_runtestloop(session: pytest.Session) -> Any:
     finally:
         if cells is not None and not hasattr(session.config, "workerinput"):
             if cells.progress:
-                cells.progress.close()
+                cells.progress.clear()
             try:
                 conclude(session, cells)
             finally:

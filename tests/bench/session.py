@@ -153,6 +153,23 @@ class Cells:
             self.settings,
         )
 
+    def so_far(self, identity: str) -> str:
+        """What is known of a cell before the run is judged, in a word: a status, or suspect, or measured."""
+        from .gate import timing
+        from .gate.judge import Run, judge
+
+        if identity in self.wrong:
+            return "wrong"
+        if identity in self.skipped:
+            return "skipped"
+        if self.baseline is None or identity not in self.records:
+            return "measured"
+        seen = {i: its for i, its in self.evidence.items() if i == identity}
+        if timing.suspects(seen, self.settings):
+            return "suspect"  # A fresh process has to confirm it.
+        run = Run([identity], {identity: self.records[identity]}, partial=True, evidence=seen)
+        return judge(self.baseline, run, self.settings).cells[0].status
+
     def told(self) -> list[str]:
         """What was not measured by this run, in words."""
         ran = len(self.records) - len(self.replayed) - len(self.unrun)
