@@ -1,7 +1,6 @@
 """Measuring: rounds and anchors on a clock of the test's own, then real cells of a tiny shape."""
 
 import dataclasses
-import io
 import itertools
 import json
 import math
@@ -29,7 +28,6 @@ from tests.bench import (
     numerics,
     pin,
     program,
-    progress,
     published_import,
 )
 from tests.bench.cell import Cell
