@@ -50,15 +50,15 @@ def test_line_never_wraps_and_covers_the_one_before(clock, monkeypatch):
     stream = Stream(terminal=True)
     line = progress.Progress(stream, 3)
     cells(line, clock, 1, ("long" * 60, "new"), ("b", "new"))
-    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("COLUMNS", "31")
     line.begin("c" * 60)
     said = stream.getvalue().split("\r")[1:]
     assert len(said[0]) == len(said[1]) == progress.WIDEST
-    assert len(said[2].rstrip()) == 29
+    assert len(said[2].rstrip()) == 30
     assert "\n" not in stream.getvalue()
     line.clear()
     line.clear()
-    assert stream.getvalue().endswith("\r" + " " * 29 + "\r")
+    assert stream.getvalue().endswith("\r" + " " * 30 + "\r")
     assert stream.getvalue().count("\r") == 5
 
 

@@ -16,12 +16,15 @@ BOT = {"login": "github-actions[bot]"}
 
 
 def steps():
-    """(file, where, step) of every step."""
+    """(file, step) of every step."""
+    found = []
     for name in FILES:
-        found = load(name)
-        for job, its in found.get("jobs", {"": found.get("runs")}).items():
+        file = load(name)
+        for job, its in file.get("jobs", {"": file.get("runs")}).items():
             for number, step in enumerate(its["steps"]):
-                yield pytest.param(name, step, id=f"{name.removeprefix('.github/')}-{job}{number}")
+                identity = f"{name.removeprefix('.github/')}-{job}{number}"
+                found.append(pytest.param(name, step, id=identity))
+    return found
 
 
 # The files
