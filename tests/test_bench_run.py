@@ -274,9 +274,9 @@ def batch(runner, compared, regressed, document):
     none = ("--baselines", str(runner.folder / "nothing"), "--benchmark-compare")
     runs = {
         "regressed": [*whole, *regressed, "--junitxml=regressed.xml"],
+        "regressed-lf": [*whole, *regressed, "--lf", "--junitxml=lf.xml"],
         "accepted": [*whole, *regressed, "--accept-slower", "rows in blocks", "--junitxml=accepted.xml"],
         "accepted-nothing": ["-p", "tinygrid", str(ROOT / "tests/bench"), "--accept-slower", "x"],
-        "regressed-lf": [*whole, *regressed, "--lf", "--junitxml=lf.xml"],
         "lost": [*whole, *store_of(runner, "lost", older), "--junitxml=lost.xml"],
         "late": [*whole, "-p", late, *compared, "-x", "--benchmark-json=late.json"],
         "parallel": [*whole, "-n", "2", "--dist", "loadgroup", "-k", "dense or chunk16"],
