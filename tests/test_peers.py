@@ -10,6 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from tests.bench import child
 from tests.bench.cell import Cell
 from tests.bench.grid import CHUNKED, DONATED
 from tests.bench.inputs import make_inputs
@@ -49,10 +50,10 @@ def worker(monkeypatch, tmp_path):
     """Workers whose side is SIDE."""
     np.save(tmp_path / "right.npy", np.asarray(reference(CELL).y))
     monkeypatch.setenv("RIGHT", str(tmp_path / "right.npy"))
-    start = contest.subprocess.Popen
+    start = child.subprocess.Popen
     script = textwrap.dedent(SIDE)
     monkeypatch.setattr(
-        contest.subprocess, "Popen", lambda command, **how: start([sys.executable, "-c", script], **how)
+        child.subprocess, "Popen", lambda command, **how: start([sys.executable, "-c", script], **how)
     )
     return Worker
 

@@ -114,9 +114,7 @@ def main() -> None:
         limit=request["limit"],
         rng=np.random.default_rng(),
     )
-    end = {"slower": "faster", "faster": "slower"}.get(pairs.end, pairs.end)
-    swapped = dataclasses.replace(pairs, logs=tuple(-log for log in pairs.logs), end=end)
-    print(json.dumps(dataclasses.asdict(swapped)))
+    print(json.dumps(dataclasses.asdict(pairs.swapped)))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ SHORTEST_S = 0.002
 """A side of a pair takes at least this long: shorter calls are repeated within it."""
 
 
+Timed = Callable[[int], float]
+"""Runs so many calls in a row, each to its end, and says how many seconds they took together."""
+
+
 class ClockFault(Exception):
     """The clock stood still or went backwards."""
 
@@ -56,6 +60,12 @@ class Pairs:
     @property
     def p_faster(self) -> float:
         return signed_rank.p_greater(-np.asarray(self.logs))
+
+    @property
+    def swapped(self) -> "Pairs":
+        """The same pairs, of a race in which the two had each other's place."""
+        end = {"slower": "faster", "faster": "slower"}.get(self.end, self.end)
+        return dataclasses.replace(self, logs=tuple(-log for log in self.logs), end=end)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Pairs":
@@ -90,13 +100,39 @@ def race(
     Raises:
       ClockFault: a side took no time, or less.
     """
+
+    def seconds_of(call: Callable[[], Any]) -> Timed:
+        return lambda times: _timed(call, times, clock)
+
+    return race_timed(
+        seconds_of(today),
+        seconds_of(stored),
+        budget_s=budget_s,
+        cells=cells,
+        limit=limit,
+        rng=rng,
+        clock=clock,
+    )
+
+
+def race_timed(
+    today: Timed,
+    stored: Timed,
+    *,
+    budget_s: float,
+    cells: int,
+    limit: float = LIMIT,
+    rng: np.random.Generator,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Pairs:
+    """As `race`, of two that time themselves, as a process of its own does."""
     start = clock()
-    inner = _repetitions(today, stored, clock)
+    inner = _repetitions(today, stored)
     logs: list[float] = []
     look = FEWEST
     while True:
         for today_first in _order(rng, min(look, MOST) - len(logs)):
-            logs.append(_pair(today, stored, inner, today_first, clock))
+            logs.append(_pair(today, stored, inner, today_first))
             if clock() - start > budget_s:
                 break
         seconds = clock() - start
@@ -140,32 +176,30 @@ def _order(rng: np.random.Generator, pairs: int) -> list[bool]:
     return order[:pairs]
 
 
-def _pair(
-    today: Callable[[], Any],
-    stored: Callable[[], Any],
-    inner: int,
-    today_first: bool,
-    clock: Callable[[], float],
-) -> float:
+def _pair(today: Timed, stored: Timed, inner: int, today_first: bool) -> float:
     sides = (today, stored) if today_first else (stored, today)
-    seconds = [_timed(side, inner, clock) for side in sides]
+    seconds = [_told(side, inner) for side in sides]
     log = math.log(seconds[0] / seconds[1])
     return log if today_first else -log
 
 
-def _timed(call: Callable[[], Any], inner: int, clock: Callable[[], float]) -> float:
+def _timed(call: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:
     start = clock()
-    for _ in range(inner):
+    for _ in range(times):
         call()
-    seconds = clock() - start
+    return clock() - start
+
+
+def _told(side: Timed, times: int) -> float:
+    seconds = side(times)
     if not seconds > 0:
         raise ClockFault(f"the clock says that a run took {seconds} s; nothing can be timed with it")
     return seconds
 
 
-def _repetitions(today: Callable[[], Any], stored: Callable[[], Any], clock: Callable[[], float]) -> int:
+def _repetitions(today: Timed, stored: Timed) -> int:
     """Warm both up; calls in one side of a pair."""
-    today()
-    stored()
-    shorter = min(_timed(today, 1, clock), _timed(stored, 1, clock))
+    today(1)
+    stored(1)
+    shorter = min(_told(today, 1), _told(stored, 1))
     return max(1, min(100, math.ceil(SHORTEST_S / shorter)))

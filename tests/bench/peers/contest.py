@@ -6,20 +6,16 @@ import functools
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from .. import turns
 from ..cell import Cell
-from ..errors import BenchError
-from ..gate.vet import ROOT
+from ..child import Child, ChildFailed
 from ..inputs import make_inputs
 from ..numerics import RAGGED_TOLERANCE, reference, rel_err, tolerance
 from .shapes import OURS, Arm, arms
@@ -28,10 +24,6 @@ SHORTEST_S = 0.005
 """One turn takes at least this long: shorter calls are repeated within it."""
 SLOW = 1.5
 """An arm that takes so many times as long as ours has fewer turns, as many times fewer as it takes longer."""
-
-
-class ArmFailed(BenchError):
-    """An arm cannot run this cell."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,46 +55,14 @@ class Result:
         return min(self.seconds)
 
 
-class Worker:
+class Worker(Child):
     """The process of one side; use it with `with`."""
 
     def __init__(self, side: str, cores: list[int] | None) -> None:
         # Threads that wait for work must not spin while the other side runs.
         threads = {"OMP_NUM_THREADS": str(len(cores))} if cores else {}
         environment = os.environ | threads | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
-        self._side = side
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.worker", side, json.dumps(cores)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-        )
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def ask(self, *request: Any) -> Any:
-        """The answer to one request. Raises ArmFailed where it is an error, or the process is gone."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise ArmFailed(f"the {self._side} worker ended with {self._process.wait()}")
-        answer = json.loads(line)
-        if isinstance(answer, dict) and "error" in answer:
-            raise ArmFailed(answer["error"])
-        return answer
+        super().__init__(side, f"{__package__}.worker", [side, json.dumps(cores)], environment=environment)
 
 
 def hold(
@@ -163,7 +123,7 @@ def _admitted(cell: Cell, arm: Arm, worker: Worker, path: Path) -> Result:
             return Result(arm.name, rel_err_out=error, fault=f"rel_err_out={error:.1e} is over {limit:.1e}")
         worker.ask("prepare", arm.name)
         worker.ask("time", arm.name, 1)  # The first run is a warm-up, and may fail.
-    except ArmFailed as fault:
+    except ChildFailed as fault:
         return Result(arm.name, fault=str(fault))
     return Result(arm.name, rel_err_out=error, kept=1 - right.dropped / max(cell.tokens * cell.top_k, 1))
 

@@ -1,18 +1,17 @@
 """The worker of one side: holds a cell's arms, and runs one when it is asked. `python -m ...worker SIDE CORES`.
 
-JSON lines: [verb, argument, ...] in, the answer out, {"error": text} where an arm fails. It is pinned before
-anything is imported, and sleeps while the other side runs.
+It is pinned before anything is imported, and sleeps while the other side runs.
 """
 
 import contextlib
+import functools
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import pin
+from .. import child, pin
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -34,22 +33,14 @@ class Side(Protocol):
 
 
 def serve(side: Side) -> None:
-    """Answer each request on standard input."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What a library prints is no answer.
-    for line in sys.stdin:
-        verb, *arguments = json.loads(line)
-        answer: Any = None
-        try:
-            if verb == "time":
-                answer = _timed(side, *arguments)
-            elif verb == "peak":
-                answer = _peak()
-            else:
-                getattr(side, verb)(*arguments)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=out, flush=True)
+    """Answer each request on standard input: a method of the side, `time` or `peak`."""
+    child.serve(functools.partial(_answer, side))
+
+
+def _answer(side: Side, verb: str, *arguments: Any) -> Any:
+    if verb == "time":
+        return _timed(side, *arguments)
+    return _peak() if verb == "peak" else getattr(side, verb)(*arguments)
 
 
 def _timed(side: Side, arm: str, times: int) -> float:
