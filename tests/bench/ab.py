@@ -172,106 +172,79 @@ def lower(name: str, tree: Path, folder: Path, args: argparse.Namespace, unlike:
 
 def compare(base: Arm, head: Arm, args: argparse.Namespace, cores: list[int] | None) -> Any:
     """The verdict on what both have in common; the rest is listed, and the verdict partial."""
-    from .baseline import Baseline
-    from .gate import limits, timing
-    from .gate.confirm import NotConfirmed, confirm
-    from .gate.judge import Run, judge
+    from . import comparison
+    from .gate import limits
+    from .gate.confirm import confirm
 
     settings = limits.read(ROOT / "pyproject.toml")
-    ours, theirs = head.lowered, base.lowered
-    known = [identity for identity in ours.cells if identity in theirs.programs]
-    common = [identity for identity in known if identity in ours.programs]
-    changed = [i for i in common if ours.programs[i] != theirs.programs[i]]
-    stored: dict[str, Any] = {i: {"extra_info": _record(theirs, i)} for i in known}
-    records = {i: _record(ours, i) for i in common}
-    evidence: dict[str, Any] = {}
-    for number, identity in enumerate(common):
-        evidence[identity], figures, before = _evidence(
+    ours, theirs = head.lowered.programs, base.lowered.programs
+    common = [identity for identity in head.lowered.cells if identity in ours and identity in theirs]
+    changed = [identity for identity in common if ours[identity] != theirs[identity]]
+    seen = {}
+    for number, identity in enumerate(common, 1):
+        seen[identity] = _seen(
             base, head, identity, args.gate_seconds, len(changed), limits.slowest(settings, identity),
             identity in changed and changed.index(identity) % CONTROL_EVERY == 0,
         )  # fmt: skip
-        records[identity] |= figures
-        stored[identity]["extra_info"] |= before
         if identity in changed:
-            print(f"[{number + 1}/{len(common)}] {identity}", file=sys.stderr, flush=True)
-    suspects = timing.suspects(evidence, settings)
-    confirmed: dict[str, Any] = {}
-    for identity in suspects:
-        try:
-            confirmed[identity] = confirm(
-                ours.cells[identity],
-                head.program(identity),
-                base.path(identity),
-                cores=cores,
-                budget_s=args.gate_seconds,
-                limit=limits.slowest(settings, identity),
-            )
-        except NotConfirmed as fault:
-            confirmed[identity] = str(fault)
-    faults = {identity: why for identity, why in ours.faults.items() if identity in theirs.programs}
-    found = judge(
-        Baseline(Path(base.name), theirs.environment, stored, theirs.skipped),
-        Run(
-            declared=common,
-            records=records,
-            skipped={i: why for i, why in ours.skipped.items() if i in theirs.skipped},
-            wrong=faults,
-            environment=ours.environment,
-            evidence=evidence,
-            suspects=suspects,
-            confirmed=confirmed,
-            controls=tuple(seen.control for seen in evidence.values() if seen.control),
-            subset=True,
-        ),
-        settings,
+            print(f"[{number}/{len(common)}] {identity}", file=sys.stderr, flush=True)
+
+    def again(identity: str) -> Any:
+        return confirm(
+            head.lowered.cells[identity],
+            head.program(identity),
+            base.path(identity),
+            cores=cores,
+            budget_s=args.gate_seconds,
+            limit=limits.slowest(settings, identity),
+        )
+
+    sides = (
+        comparison.Side(
+            arm.name, its.environment, frozenset(its.cells), faults=its.faults, skipped=its.skipped
+        )
+        for arm in (base, head)
+        for its in (arm.lowered,)
     )
-    cells = tuple(
-        dataclasses.replace(c, reasons=(faults[c.id],)) if c.id in faults else c for c in found.cells
-    )
-    alone = [
-        f"only {arm.name} has {', '.join(rest)}"
-        for arm, other in ((base, head), (head, base))
-        if (rest := sorted(arm.lowered.cells.keys() - other.lowered.cells.keys()))
-    ]
-    return dataclasses.replace(found, cells=cells, partial=bool(alone), notes=(*found.notes, *alone))
+    return comparison.conclude(*sides, seen, again, settings)
 
 
-def _evidence(
+def _seen(
     base: Arm, head: Arm, identity: str, budget_s: float, cells: int, limit: float, controlled: bool
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """What is seen of one cell, and the bytes and flops of both programs where they differ."""
+) -> Any:
+    """What is seen of one cell; bytes and flops of both programs where they differ."""
     from . import stored_program
     from .cell import Cell
+    from .comparison import Seen
     from .gate.evidence import Evidence
     from .gate.examine import CONTROL_SHARE, figures
     from .gate.paired import ClockFault, race
     from .program import MIB, arguments_of
 
     new = head.program(identity)
-    seen = Evidence(new.digest, base.lowered.programs[identity], program=new)
-    if seen.same:
-        return seen, {}, {}
+    before, today = (_record(arm.lowered, identity) for arm in (base, head))
+    evidence = Evidence(new.digest, base.lowered.programs[identity], program=new)
+    if evidence.same:
+        return Seen(evidence, before, today)
     old = base.program(identity)
-    compiled = [stored_program.compile_stored(its, identity) for its in (new, old)]
-    today, before = (
-        figures(its) | {"xla_temp_mb": its.bytes.temp / MIB, "compile_s": its.seconds} for its in compiled
-    )
-    seen = dataclasses.replace(seen, figures=figures(compiled[1]), asked_by="code")
+    compiled = [stored_program.compile_stored(its, identity) for its in (old, new)]
+    for record, its in zip((before, today), compiled, strict=True):
+        record |= figures(its) | {"xla_temp_mb": its.bytes.temp / MIB, "compile_s": its.seconds}
+    evidence = dataclasses.replace(evidence, figures=figures(compiled[0]), asked_by="code")
     if (old.inputs, old.donated) != (new.inputs, new.donated):
-        return dataclasses.replace(seen, not_paired="the two programs take other arguments"), today, before
+        unlike = dataclasses.replace(evidence, not_paired="the two programs take other arguments")
+        return Seen(unlike, before, today)
     arguments = arguments_of(Cell(**head.lowered.cells[identity]))
-    calls = [functools.partial(arguments.run, its.run) for its in compiled]
-    rng = np.random.default_rng()
+    before_call, today_call = (functools.partial(arguments.run, its.run) for its in compiled)
+    race_here = functools.partial(race, cells=cells, limit=limit, rng=np.random.default_rng())
     try:
         if controlled:
-            control = race(
-                calls[0], calls[0], budget_s=CONTROL_SHARE * budget_s, cells=cells, limit=limit, rng=rng
-            )
-            seen = dataclasses.replace(seen, control=control)
-        pairs = race(*calls, budget_s=budget_s, cells=cells, limit=limit, rng=rng)
+            control = race_here(today_call, today_call, budget_s=CONTROL_SHARE * budget_s)
+            evidence = dataclasses.replace(evidence, control=control)
+        pairs = race_here(today_call, before_call, budget_s=budget_s)
     except ClockFault as fault:
-        return dataclasses.replace(seen, not_paired=str(fault)), today, before
-    return dataclasses.replace(seen, pairs=pairs), today, before
+        return Seen(dataclasses.replace(evidence, not_paired=str(fault)), before, today)
+    return Seen(dataclasses.replace(evidence, pairs=pairs), before, today)
 
 
 def _record(lowered: Any, identity: str) -> dict[str, Any]:
@@ -281,12 +254,11 @@ def _record(lowered: Any, identity: str) -> dict[str, Any]:
 
 
 def exit_code(verdict: Any, bisecting: bool) -> int:
-    """The gate's, after 1 for wrong numbers; what cannot be told is no answer for a bisection."""
+    """The comparison's; what cannot be told is no answer for a bisection."""
+    from . import comparison
     from .gate.verdict import INCONCLUSIVE
 
-    if verdict.count("wrong"):
-        return 1
-    code: int = verdict.exit_code(strict=False)
+    code = comparison.exit_code(verdict)
     return UNTESTED if bisecting and code == INCONCLUSIVE else code
 
 

@@ -52,7 +52,7 @@ def of_cell(
             for name in deterministic.METRICS
             if None not in (figures.get(name), today.get(name)) and figures[name] != today[name]
         ]
-        what = "; ".join(moved) or SAME_FIGURES
+        what = "; ".join(moved) or (SAME_FIGURES if figures else "the stored one was not compiled here")
         found.append(Drift("code" if same_jax else "jax", f"another program: {what}", identity))
     compiled_now = today if seen.same else seen.figures
     if compiled_now is not None:

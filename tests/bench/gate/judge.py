@@ -23,6 +23,7 @@ class Run:
       partial: whether the run was narrowed, so that absent cells are no fault.
       ran: ids of the cells whose test ran; in a partial run they alone have to be there.
       subset: whether the grid is a part of the stored one by design (smoke of default).
+      same_source: both records are of one source, and the compiler is under test: whatever moved is blamed on it.
       environment: of the run; empty where nothing is known of it.
       evidence: id -> what was seen of the programs.
       suspects: id -> slower or faster (`timing.suspects`).
@@ -40,6 +41,7 @@ class Run:
     partial: bool = False
     ran: Collection[str] = ()
     subset: bool = False
+    same_source: bool = False
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evidence: Mapping[str, Evidence] = dataclasses.field(default_factory=dict)
     suspects: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -55,6 +57,7 @@ def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ())
     stored = {identity: entry["extra_info"] for identity, entry in baseline.records.items()}
     environment = dict(run.environment) or baseline.environment
     same_jax = environment["jax"] == baseline.environment["jax"] if environment else True
+    same_jax = same_jax and not run.same_source
     moved = timing.noisy(list(run.controls))
     noise = timing.factor(moved[0].ratio) if moved else 1.0
     cells = [CellVerdict(identity, "wrong", (), stored.get(identity)) for identity in run.wrong]
@@ -68,7 +71,7 @@ def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ())
             continue
         cells.append(_cell(identity, today, its, seen, run, settings, same_jax, noise))
         if its is not None and cells[-1].status != "missing":
-            its_figures = its if seen.figures is None else its | seen.figures
+            its_figures = _bar(its, seen, run)
             spared += [
                 f"{identity}: {line}" for line in deterministic.let_through(today, its_figures, settings)
             ]
@@ -88,7 +91,7 @@ def judge(baseline: Baseline, run: Run, settings: tuple[limits.Limit, ...] = ())
         run.partial,
         run.faults,
         tuple(drift.moved_first(drifts)),
-        (*_notes(environment, baseline.environment, moved, same_jax), *spared),
+        (*_notes(environment, baseline.environment, moved, same_jax, run.same_source), *spared),
         environment,
         run.accepted,
     )
@@ -119,9 +122,8 @@ def _cell(
     # One program gets other figures only from another compiler or its flags: drift, not blamed on the change.
     worse: list[str] = []
     better: list[str] = []
-    if same_jax and not seen.same:
-        before = stored if seen.figures is None else stored | seen.figures
-        worse, better = deterministic.compare(today, before, settings)
+    if run.same_source or (same_jax and not seen.same):
+        worse, better = deterministic.compare(today, _bar(stored, seen, run), settings)
     limit = limits.slowest(settings, identity)
     status, reasons, time = timing.judge(
         seen, run.suspects.get(identity), run.confirmed.get(identity), limit, noise
@@ -133,11 +135,16 @@ def _cell(
     return verdict(status, better + reasons, time)
 
 
+def _bar(stored: dict[str, Any], seen: Evidence, run: Run) -> dict[str, Any]:
+    """What today's figures are held against: the stored program's, compiled now if the compiler is not the question."""
+    return stored if seen.figures is None or run.same_source else stored | seen.figures
+
+
 def _notes(
-    environment: dict[str, Any], stored: dict[str, Any], moved: list[Pairs], same_jax: bool
+    environment: dict[str, Any], stored: dict[str, Any], moved: list[Pairs], same_jax: bool, same_source: bool
 ) -> list[str]:
     notes = []
-    differing = stored_time.not_comparable(environment, stored)
+    differing = [] if same_source else stored_time.not_comparable(environment, stored)
     if differing:
         notes.append(f"stored time not comparable: another {', '.join(differing)} than the baseline's")
     if moved:
@@ -145,6 +152,6 @@ def _notes(
             f"noise: {len(moved)} null controls moved (a program against itself, {moved[0]}); times that "
             "changed by less than this beyond their limit are inconclusive: close what else runs, and run again"
         )
-    if not same_jax:
+    if not same_jax and not same_source:
         notes.append("the baseline is another JAX's: this shows what moved, and gates nothing")
     return notes
