@@ -73,6 +73,17 @@ VERBS = (
         f"0 nothing worse, {GATE}, 125 a revision cannot be tested, 2 another fault",
     ),
     Verb(
+        "upgrade",
+        "upgrade",
+        "",
+        "compare this source under two JAX versions, Pythons or sets of XLA flags",
+        (
+            "--from jax==0.10.2 --to jax==0.12.0.1 --to-python python3.13",
+            "--xla-flags=--xla_cpu_enable_fast_math=true --only chunked",
+        ),
+        f"0 safe, {GATE}, 2 what was asked cannot be had",
+    ),
+    Verb(
         "peers",
         "peers.verb",
         "",
@@ -151,10 +162,21 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return out
 
 
+def spelled(arguments: Sequence[str]) -> list[str]:
+    """The arguments with flags joined to their option: argparse takes what begins with dashes for an option."""
+    out: list[str] = []
+    for word in arguments:
+        if out and out[-1].startswith("--") and out[-1].endswith("-flags"):
+            out[-1] += f"={word}"
+        else:
+            out.append(word)
+    return out
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    chosen = parser(arguments).parse_args(arguments)
+    chosen = parser(arguments).parse_args(spelled(arguments))
     if chosen.no_color:
         os.environ["NO_COLOR"] = "1"  # What a verb starts, pytest above all, reads it too.
     return int(chosen.run(chosen))

@@ -1,4 +1,4 @@
-"""Lowers the cells of this source and writes their programs: what `ab` and `upgrade` start in each of their trees.
+"""Lowers the cells of this source and writes their programs: what `ab` starts in each of its trees.
 
 Run as a module it is that process: `python -m tests.bench.lowered --folder F` writes `F/<digest>.bin` for each
 program and `F/cells.json`, which says what was found. Nothing is timed.
@@ -44,6 +44,17 @@ def read(folder: Path) -> Lowered:
     return Lowered(**json.loads((folder / FILE).read_text("utf-8")))
 
 
+def chosen(
+    grid_name: str, backend: str, only: str | None = None, cell: str | None = None
+) -> list[grid.Entry]:
+    """The cells of a grid that `only` (words that an id has to hold) and `cell` (a whole id) leave."""
+    return [
+        entry
+        for entry in grid.build(grid_name, {}, backend)
+        if (cell is None or entry.cell.id == cell) and (only is None or entry.cell.matches(only))
+    ]
+
+
 def write(folder: Path, grid_name: str, only: str | None, cell: str | None, unlike: Path | None) -> None:
     """Lower the cells of a grid that `only` and `cell` leave.
 
@@ -58,10 +69,8 @@ def write(folder: Path, grid_name: str, only: str | None, cell: str | None, unli
     described = environment.describe()
     others = read(unlike).programs if unlike else {}
     found = Lowered(str(moe.__file__), described, {}, {}, {}, {})
-    for entry in grid.build(grid_name, {}, described["backend"]):
+    for entry in chosen(grid_name, described["backend"], only, cell):
         its = entry.cell
-        if (cell is not None and its.id != cell) or (only is not None and not its.matches(only)):
-            continue
         found.cells[its.id] = dataclasses.asdict(its)
         if entry.skip:
             found.skipped[its.id] = entry.skip

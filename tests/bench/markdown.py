@@ -40,7 +40,12 @@ def _table(cells: list[CellVerdict]) -> str:
         )
         for cell in cells
     ]
-    headings, *body = wording.filled((*wording.HEADINGS, "why"), rows)
+    return table(wording.filled((*wording.HEADINGS, "why"), rows))
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Rows, the headings first; at most MOST of them."""
+    headings, *body = rows
     lines = [_row(headings), _row(("---",) * len(headings)), *map(_row, body[:MOST])]
     return "\n".join(lines) + (f"\n\nand {len(body) - MOST} more" if len(body) > MOST else "")
 

@@ -14,8 +14,7 @@ def lines(verdict: Verdict) -> list[str]:
         table = wording.filled(
             wording.HEADINGS, [(wording.status(cell), _name(cell), *wording.figures(cell)) for cell in cells]
         )
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        headings, *rows = (_aligned(row, widths) for row in table)
+        headings, *rows = aligned(table)
         out += ["", group, headings]
         for row, cell in zip(rows, cells, strict=True):
             out.append(row)
@@ -36,12 +35,17 @@ def summary(verdict: Verdict) -> list[str]:
     return out + [f"{what}: {command}" for what, command in wording.accept(verdict)]
 
 
-def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    """Words to the left, figures to the right."""
-    cells = (
-        text.ljust(w) if i < 2 else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths, strict=True))
-    )
-    return "  " + "  ".join(cells).rstrip()
+def aligned(table: list[tuple[str, ...]]) -> list[str]:
+    """Columns of one width each: words (the first two) to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  " + "  ".join(_padded(row, widths)).rstrip() for row in table]
+
+
+def _padded(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    return [
+        text.ljust(width) if place < 2 else text.rjust(width)
+        for place, (text, width) in enumerate(zip(row, widths, strict=True))
+    ]
 
 
 def _group(cell: CellVerdict) -> str:

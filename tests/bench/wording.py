@@ -71,10 +71,10 @@ def compared(verdict: Verdict) -> str:
 def figures(cell: CellVerdict) -> tuple[str, ...]:
     """The columns of HEADINGS after the cell, empty where there is nothing to say."""
     return (
-        _pair(cell, "xla_temp_mb", "{:.2f}"),
-        _side_by_side(cell.timing),
-        _pair(cell, "median_ms", "{:.1f}"),
-        _pair(cell, "gemm_fraction", "{:.0%}"),
+        pair(cell, "xla_temp_mb", "{:.2f}"),
+        side_by_side(cell.timing),
+        pair(cell, "median_ms", "{:.1f}"),
+        pair(cell, "gemm_fraction", "{:.0%}"),
     )
 
 
@@ -119,11 +119,11 @@ def some(items: list[str], most: int) -> list[str]:
     return items if len(items) <= most else [*items[:most], f"and {len(items) - most} more"]
 
 
-def _side_by_side(timing: Timing | None) -> str:
+def side_by_side(timing: Timing | None) -> str:
     return f"x{timing.ratio:.2f} ({timing.low:.2f} to {timing.high:.2f})" if timing else ""
 
 
-def _pair(cell: CellVerdict, field: str, form: str) -> str:
+def pair(cell: CellVerdict, field: str, form: str) -> str:
     """Stored -> now, or the one there is."""
     values: list[Any] = [record.get(field) for record in (cell.stored, cell.today) if record is not None]
     texts = [form.format(value) for value in values if value is not None]

@@ -136,7 +136,7 @@ def _cell(
 
 
 def _bar(stored: dict[str, Any], seen: Evidence, run: Run) -> dict[str, Any]:
-    """What today's figures are held against: the stored program's, compiled now if the compiler is not the question."""
+    """What today is held against: the stored program compiled now, but where the compiler is the question."""
     return stored if seen.figures is None or run.same_source else stored | seen.figures
 
 
