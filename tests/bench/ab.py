@@ -199,14 +199,14 @@ def compare(base: Arm, head: Arm, args: argparse.Namespace, cores: list[int] | N
             limit=limits.slowest(settings, identity),
         )
 
-    sides = (
-        comparison.Side(
-            arm.name, its.environment, frozenset(its.cells), faults=its.faults, skipped=its.skipped
-        )
-        for arm in (base, head)
-        for its in (arm.lowered,)
-    )
-    return comparison.conclude(*sides, seen, again, settings)
+    return comparison.conclude(_side(base), _side(head), seen, again, settings)
+
+
+def _side(arm: Arm) -> Any:
+    from .comparison import Side
+
+    its = arm.lowered
+    return Side(arm.name, its.environment, frozenset(its.cells), its.faults, its.skipped)
 
 
 def _seen(

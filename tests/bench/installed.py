@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from . import atomic
 from .child import ROOT
@@ -33,7 +34,7 @@ def interpreter(spec: Sequence[str], python: str) -> Path:
       EnvironmentFault: there is no such interpreter, or pip cannot install this.
     """
     number = _version(python)
-    asked = {"spec": list(spec), "python": number, "project": _dependencies()}
+    asked: dict[str, Any] = {"spec": list(spec), "python": number, "project": _dependencies()}
     name = re.sub(r"[^\w.=+-]+", "_", "_".join(spec))
     folder = FOLDER / f"{name}-py{number}"
     made = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -56,7 +57,7 @@ def version(package: str) -> str:
         raise EnvironmentFault(f"{package} is not installed here; give both sides as requirements") from error
 
 
-def _install(folder: Path, made: Path, asked: dict[str, list[str]], python: str) -> None:
+def _install(folder: Path, made: Path, asked: dict[str, Any], python: str) -> None:
     said = " ".join(asked["spec"])
     print(f"installing {said} for Python {asked['python']} in {folder}", flush=True)
     _run([python, "-m", "venv", "--clear", str(folder)], f"no environment can be made with {python}")
@@ -66,7 +67,7 @@ def _install(folder: Path, made: Path, asked: dict[str, list[str]], python: str)
     )
 
 
-def _holds(folder: Path, asked: dict[str, list[str]]) -> bool:
+def _holds(folder: Path, asked: dict[str, Any]) -> bool:
     try:
         return bool(json.loads((folder / ASKED).read_text("utf-8")) == asked)
     except (OSError, ValueError):

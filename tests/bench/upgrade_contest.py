@@ -160,7 +160,7 @@ def compare(
     def again(identity: str) -> Pairs:
         return confirm(start, cells[identity], budget_s, limits.slowest(settings, identity))
 
-    sides = (
+    old, new = (
         comparison.Side(
             described(worker.side, its["environment"]),
             its["environment"],
@@ -170,7 +170,7 @@ def compare(
         )
         for worker, its in zip(pair, found, strict=True)
     )
-    verdict = comparison.conclude(*sides, seen, again, settings, same_source=True)
+    verdict = comparison.conclude(old, new, seen, again, settings, same_source=True)
     if not unread:
         return verdict
     first = next(iter(unread.values()))
