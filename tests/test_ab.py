@@ -125,6 +125,19 @@ def test_a_cell_that_raises_is_wrong_with_its_reason(repo):
     assert "cannot be lowered: KeyError: 'slots'" in said
 
 
+def test_a_cell_that_the_base_cannot_run_is_listed_as_not_compared(repo):
+    repo.change(FAILING)
+    repo.commit("failing")
+    repo.git("checkout", "-q", "HEAD~1", "--", "moe/capacity.py")
+    code, verdict, said = repo.ab("HEAD", "--only", SHAPE)
+    assert code == 0, said
+    assert verdict["partial"]
+    assert CAPACITY not in statuses(verdict)
+    assert (
+        f"not compared: {CAPACITY}, since HEAD cannot run it: {CAPACITY} cannot be lowered: KeyError" in said
+    )
+
+
 def test_without_a_base_it_is_the_merge_base(repo):
     repo.git("checkout", "-qb", "topic")
     repo.change(SPELLED)

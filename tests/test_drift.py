@@ -137,7 +137,7 @@ def test_a_field_that_an_older_baseline_lacks_is_told():
             ["the stored program: temp_bytes 10,000,000 -> 8,000,000 (-20.0%) (limit 1% and 4096)"],
         ),
         # Nothing was compiled: the figures of then and now are of two compilers, perhaps.
-        (another(None, None), MORE, ["another program: same bytes and flops"]),
+        (another(None, None), MORE, ["another program: the stored one was not compiled here"]),
     ],
     ids=["same figures", "other figures", "both", "compiler", "not compiled"],
 )

@@ -16,6 +16,7 @@ from tests.bench.errors import EnvironmentFault
 from tests.bench.gate.paired import Pairs
 from tests.bench.grid import CHUNKED, DENSE
 from tests.bench.program import flat
+from tests.bench.upgrade_side import Side
 
 CELL = Cell("layer", CHUNKED, "float32", 32, 4, 2, "forward", d_model=16, d_hidden=24)
 OTHER = Cell("layer", DENSE, "float32", 32, 4, 2, "forward", d_model=16, d_hidden=24)
@@ -242,16 +243,15 @@ def test_nothing_in_common_is_not_safe(played):
 
 
 def test_a_side_compiles_the_other_sides_program(tmp_path):
-    from tests.bench.upgrade_side import Side
-
-    path, side = tmp_path / "p.bin", Side()
-    record = side.load(dict(vars(CELL)), str(path))
-    assert record["program"] == stored_program.export(flat(CELL)).digest
-    assert record["unstorable"] is None
-    assert side.compiled(str(path))["temp_bytes"] == record["temp_bytes"]
-    assert side.time(3) > 0
-    path.write_bytes(path.read_bytes()[:-9])
-    assert "is no stored program" in side.compiled(str(path))["unreadable"]
+    path = tmp_path / "p.bin"
+    with Side() as side:
+        record = side.load(dict(vars(CELL)), str(path))
+        assert record["program"] == stored_program.export(flat(CELL)).digest
+        assert record["unstorable"] is None
+        assert side.compiled(str(path))["temp_bytes"] == record["temp_bytes"]
+        assert side.time(3) > 0
+        path.write_bytes(path.read_bytes()[:-9])
+        assert "is no stored program" in side.compiled(str(path))["unreadable"]
 
 
 def test_a_worker_sees_its_own_flags_and_no_compiled_programs(monkeypatch):

@@ -14,13 +14,19 @@ from . import child, pin
 
 
 class Side:
-    """Holds one cell at a time. Each public method is a request."""
+    """Holds one cell at a time. Each public method is a request; use it with `with`."""
 
     def __init__(self) -> None:
         from .gate.vet import Vetter
 
         self._ready: Any = None
         self._vetter = Vetter()
+
+    def __enter__(self) -> "Side":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._vetter.__exit__()
 
     def begin(self, grid: str, only: str | None) -> dict[str, Any]:
         """The environment, and the grid's cells that `only` leaves, id -> fields; those that a limit skips too."""
@@ -93,8 +99,8 @@ def main() -> None:
     cores = json.loads(sys.argv[1])
     if cores is not None:
         pin.restrict(cores)
-    side = Side()
-    child.serve(lambda verb, *arguments: getattr(side, verb)(*arguments))
+    with Side() as side:
+        child.serve(lambda verb, *arguments: getattr(side, verb)(*arguments))
 
 
 if __name__ == "__main__":
