@@ -34,6 +34,7 @@ class Repo:
             shutil.copy(ROOT / name, root / name)
         self.git("init", "-q", "-b", "main")
         self.commit("first")
+        self.git("tag", "first")
 
     def git(self, *words):
         named = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -75,7 +76,7 @@ def shared(tmp_path_factory):
 @pytest.fixture
 def repo(shared):
     """The repository, back at its first commit."""
-    shared.git("checkout", "-qf", "main")
+    shared.git("checkout", "-qf", "-B", "main", "first")
     shared.git("clean", "-qfdx")
     return shared
 
