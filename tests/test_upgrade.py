@@ -9,8 +9,8 @@ import textwrap
 
 import pytest
 
-from tests.bench import child, installed, stored_program, upgrade, upgrade_contest
-from tests.bench.__main__ import main
+from tests.bench import child, installed, stored_program, upgrade_contest
+from tests.bench.__main__ import main, spelled
 from tests.bench.cell import Cell
 from tests.bench.errors import EnvironmentFault
 from tests.bench.gate.paired import Pairs
@@ -309,7 +309,7 @@ def test_an_unknown_flag_ends_with_2(tmp_path, capsys):
 
 def test_flags_may_follow_their_option():
     words = ["upgrade", "--xla-flags", "--a=1 --b=2", "--grid", "aa"]
-    assert upgrade.spelled(words) == ["upgrade", "--xla-flags=--a=1 --b=2", "--grid", "aa"]
+    assert spelled(words) == ["upgrade", "--xla-flags=--a=1 --b=2", "--grid", "aa"]
 
 
 # Environments

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from tests.bench.__main__ import CODES, VERBS, main, parser
+from tests.bench.__main__ import CODES, VERBS, main, parser, spelled
 from tests.bench.gate.verdict import INCONCLUSIVE, INTEGRITY, NO_BASELINE, REGRESSED
 
 
@@ -25,7 +25,7 @@ def test_help_of_a_verb_has_examples_that_parse_and_exit_codes(capsys, verb):
     for example in verb.examples:
         assert f"  python -m tests.bench {verb.name} {example}".rstrip() in text
         words = shlex.split(example.partition(" < ")[0])
-        chosen = parser([verb.name]).parse_args([verb.name, *words])
+        chosen = parser([verb.name]).parse_args(spelled([verb.name, *words]))
         assert chosen.verb == verb.name
         assert callable(chosen.run)
 

@@ -79,7 +79,7 @@ VERBS = (
         "compare this source under two JAX versions, Pythons or sets of XLA flags",
         (
             "--from jax==0.10.2 --to jax==0.12.0.1 --to-python python3.13",
-            "--xla-flags=--xla_cpu_enable_fast_math=true --only chunked",
+            "--xla-flags --xla_cpu_enable_fast_math=true --only chunked",
         ),
         f"0 safe, {GATE}, 2 what was asked cannot be had",
     ),

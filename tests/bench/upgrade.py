@@ -17,18 +17,6 @@ from .gate.verdict import Verdict
 from .upgrade_contest import Under, compare, workers
 
 SIDES = ("from", "to")
-FLAGS = ("--from-xla-flags", "--to-xla-flags", "--xla-flags")
-
-
-def spelled(arguments: list[str]) -> list[str]:
-    """The arguments with flags joined to their option: argparse takes what begins with dashes for an option."""
-    out: list[str] = []
-    for word in arguments:
-        if out and out[-1] in FLAGS:
-            out[-1] += f"={word}"
-        else:
-            out.append(word)
-    return out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
