@@ -1,8 +1,10 @@
 """The workflow and action files: what they may do, and what their shell steps do in a folder with fake tools."""
 
+import configparser
 import json
 import re
 import shlex
+from fnmatch import fnmatch
 
 import pytest
 
@@ -51,6 +53,18 @@ def test_actions_are_pinned_by_hash_with_their_version_beside_it(name, step):
 def test_shell_steps_hold_no_expression(name, step):
     text = step.get("run", "").replace("${{ matrix.check }}", "")  # Ours, not a stranger's.
     assert "${{" not in text
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_what_a_job_tells_the_suite_passes_tox(name):
+    """tox hides every variable that is not named: a browser that is required would be optional again."""
+    file = configparser.ConfigParser(interpolation=None)
+    file.read(ROOT / "tox.ini", encoding="utf-8")
+    passed = file["testenv"]["pass_env"].split()
+    given = {one for job in load(name)["jobs"].values() for one in job.get("env", {})}
+    ours = {one for one in given if one.startswith("MOE_")}
+    assert all(any(fnmatch(one, pattern) for pattern in passed) for one in ours)
+    assert ours == ({"MOE_BENCH_BROWSER"} if name.endswith("/ci.yml") else set())
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
