@@ -108,6 +108,11 @@ def _run(command: list[str], otherwise: str) -> None:
 
 def last_useful(output: str) -> str:
     """The last line that says what went wrong: an ERROR of pip's, else the last that is no notice."""
-    lines = [line.strip() for line in output.splitlines() if line.strip() and "[notice]" not in line]
+    useless = ("[notice]", "ResolutionImpossible")
+    lines = [
+        line.strip()
+        for line in output.splitlines()
+        if line.strip() and not any(word in line for word in useless)
+    ]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("ERROR:").strip()
