@@ -62,9 +62,10 @@ def _install(folder: Path, made: Path, asked: dict[str, Any], python: str) -> No
     print(f"installing {said} for Python {asked['python']} in {folder}", flush=True)
     _run([python, "-m", "venv", "--clear", str(folder)], f"no environment can be made with {python}")
     pip = [str(made), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet"]
-    _run(
-        [*pip, *asked["project"], *asked["spec"]], f"{said} cannot be installed for Python {asked['python']}"
-    )
+    # A version that does not exist would be called a conflict with the project's own requirement.
+    named = {_name(word) for word in asked["spec"]}
+    others = [line for line in asked["project"] if _name(line) not in named]
+    _run([*pip, *others, *asked["spec"]], f"{said} cannot be installed for Python {asked['python']}")
 
 
 def _holds(folder: Path, asked: dict[str, Any]) -> bool:
