@@ -99,7 +99,7 @@ def test_refusal_names_the_entry_the_value_and_what_is_accepted(tmp_path, change
     ("text", "said"),
     [
         ("[tool", "is not TOML"),
-        ("[tool.moe-bench]\nlimit = 1\n", "[tool.moe-bench] has the key 'limit'; there is: limits"),
+        ("[tool.moe-bench]\nlimit = 1\n", "[tool.moe-bench] has the key 'limit'; there are: grids, limits"),
         ("[tool.moe-bench.limits]\nshare = 0.1\n", "is no list of tables; write [[tool.moe-bench.limits]]"),
         ("[tool.moe-bench]\nlimits = [3]\n", "is no list of tables"),
         ("[[tool.moe-bench]]\n", "is no list of tables"),

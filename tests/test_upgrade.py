@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tests.bench import child, installed, stored_program, upgrade_contest
+from tests.bench import child, home, installed, stored_program, upgrade_contest
 from tests.bench.__main__ import main, spelled
 from tests.bench.cell import Cell
 from tests.bench.errors import EnvironmentFault
@@ -267,7 +267,7 @@ def test_a_worker_sees_its_own_flags_and_no_compiled_programs(monkeypatch):
     here, made = given
     assert (here["XLA_FLAGS"], made["XLA_FLAGS"]) == ("--a=1 --b=2", "--a=1")
     assert here["PYTHONPATH"].endswith("/elsewhere")
-    assert made["PYTHONPATH"] == str(child.ROOT)
+    assert made["PYTHONPATH"] == str(home.ROOT)
     assert "JAX_COMPILATION_CACHE_DIR" not in here | made
 
 

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from . import home
+
 FAULT = "0 done, 2 a fault, which standard error names"
 GATE = "1 wrong numbers, 10 regressed, 11 integrity, 12 inconclusive"
 
@@ -120,7 +122,7 @@ VERBS = (
         ("--number 7 --body body.json < comments.json",),
     ),
 )
-CODES = """exit codes of a run that compares (pytest tests/bench --benchmark-compare):
+CODES = f"""exit codes of a run that compares ({home.RUN} --benchmark-compare):
   0        right, compared, nothing worse, or accepted with a reason
   1        wrong numerics, or another failed test
   2 to 5   pytest's own: interrupted, internal error, usage error, no tests
@@ -141,7 +143,11 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = out.add_subparsers(dest="verb", required=True, metavar="VERB")
+    if home.INSTALLED and arguments and arguments[0] in home.REPOSITORY_ONLY:
+        out.error(f"{arguments[0]} works on the suite's own sources: run it in a clone of its repository")
     for verb in VERBS:
+        if home.INSTALLED and verb.name in home.REPOSITORY_ONLY:
+            continue
         lines = [f"  {program} {verb.name} {words}".rstrip() for words in verb.examples]
         its = verbs.add_parser(
             verb.name,

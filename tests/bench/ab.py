@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from . import atomic, pin, turns
+from . import atomic, home, pin, turns
 from .errors import BenchError
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = "."
 UNTESTED = 125
 """Exit code of a revision that cannot be tested: `git bisect run` skips it."""
@@ -127,7 +126,7 @@ def base_of() -> str:
 def worktree(name: str, path: Path) -> Iterator[Path]:
     """The revision's files; the working tree itself for '.'."""
     if name == HERE:
-        yield ROOT
+        yield home.ROOT
         return
     commit = _git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     if not commit:
@@ -150,7 +149,7 @@ def lower(name: str, tree: Path, folder: Path, args: argparse.Namespace, unlike:
     from . import lowered
 
     folder.mkdir()
-    if not (tree / Path(lowered.__file__).relative_to(ROOT)).exists():
+    if not (tree / Path(lowered.__file__).relative_to(home.ROOT)).exists():
         raise Untested(f"{name} has no tests/bench that lowers its cells; take a later revision")
     command = [sys.executable, "-m", lowered.__name__, "--folder", str(folder), "--grid", args.grid]
     command += [f"--only={args.only}"] if args.only else []
@@ -176,7 +175,7 @@ def compare(base: Arm, head: Arm, args: argparse.Namespace, cores: list[int] | N
     from .gate import limits
     from .gate.confirm import confirm
 
-    settings = limits.read(ROOT / "pyproject.toml")
+    settings = limits.read(home.settings(home.ROOT))
     ours, theirs = head.lowered.programs, base.lowered.programs
     common = [identity for identity in head.lowered.cells if identity in ours and identity in theirs]
     changed = [identity for identity in common if ours[identity] != theirs[identity]]
@@ -274,7 +273,7 @@ def publish(reports: Path, verdict: Any, code: int) -> None:
 def _git(*words: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+            ["git", *words], cwd=home.ROOT, capture_output=True, text=True, check=True, timeout=300
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import markdown, wording
+from . import home, markdown, wording
 from .gate.verdict import CellVerdict, Verdict
 
 LEVELS = {
@@ -66,7 +66,8 @@ def _of_cell(level: str, cell: CellVerdict, accepted: str | None) -> str:
     suite = cell.id.partition("/")[0] if "/" in cell.id else "layer"
     lines = [*cell.reasons, *([f"accepted: {accepted}"] if cell.accepted else [])]
     title = f"{wording.status(cell)}: {cell.id}"
-    return command(level, "\n".join(lines) or title, file=f"tests/bench/test_{suite}.py", title=title)
+    file = {} if home.INSTALLED else {"file": f"{home.SHOWN}/test_{suite}.py"}
+    return command(level, "\n".join(lines) or title, **file, title=title)
 
 
 def _data(text: str) -> str:

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import atomic, history
+from . import atomic, history, home
 from . import environment as environments
 from . import manifest as manifests
 from .errors import BaselineError, NoBaseline, NoGrid
 
 SCHEMA = 1
-ROOT = Path(__file__).resolve().parents[2] / "baselines"
+ROOT = home.ROOT / "baselines"
 COMPARED_WITH = {"smoke": "default"}
 """A grid that is a subset of another is compared with that one's file, and has no file of its own."""
 
-RECORD = 'record one with: tox run -e baseline -- --reason "..."'
+RECORD = f'record one with: {home.BASELINE} --reason "..."'
 STATISTICS = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "rounds", "iterations")
 """What every stored entry must hold, as finite numbers."""
 PROGRAMS = ("program", "accepted")

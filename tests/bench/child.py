@@ -9,13 +9,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from . import home
 from .errors import BenchError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class ChildFailed(BenchError):
@@ -48,7 +46,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=ROOT,
+            cwd=home.ROOT,
             env=environment,
         )
 

@@ -5,13 +5,14 @@ Defaults are those of the published configuration. A skip is a record with its r
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from moe.blocked import BLOCK_M
 from moe.ragged_dot import LOWERINGS
 from moe.registry import IMPLEMENTATIONS, Implementation
 
-from . import rejected
+from . import home, own, rejected
 from .cell import DTYPES, OPS, SUITES, Cell, one_of
 from .errors import GridError
 
@@ -111,33 +112,41 @@ class Entry:
 
 
 def implementation(impl: str) -> Implementation:
-    """The implementation of an id, the rejected variant included."""
+    """The implementation of an id, the rejected variant and a user's own included."""
+    if own.is_own(impl):
+        return own.load(impl)
     return Implementation(impl, rejected.concatenated) if impl == rejected.ID else IMPLEMENTATIONS[impl]
 
 
 def whole_id(part: str) -> str:
-    """`dropless:chunked:sorted` for `chunked`, where one implementation alone is meant by it."""
+    """`dropless:chunked:sorted` for `chunked`, where one implementation alone is meant by it; or own.whole_id."""
     known = (*IMPLEMENTATIONS, rejected.ID)
     meant = [identity for identity in known if part in identity.split(":")[:2]]
-    return meant[0] if len(meant) == 1 else part
+    return meant[0] if len(meant) == 1 else part if part in known else own.whole_id(part) or part
 
 
-def build(name: str, overrides: dict[str, Any] | None = None, backend: str = "cpu") -> list[Entry]:
+def build(
+    name: str,
+    overrides: dict[str, Any] | None = None,
+    backend: str = "cpu",
+    grids: Mapping[str, tuple[Source, ...]] | None = None,
+) -> list[Entry]:
     """The cells of a grid in a fixed order, cells that share inputs side by side, each once.
 
     Args:
-      name: of GRIDS.
+      name: of `grids`.
       overrides: fields of Source that replace the grid's own, lists for PLURAL ones; impls also by a word.
       backend: decides the automatic ragged limit.
+      grids: GRIDS unless a project has grids of its own (`own_grids.read`).
 
     Raises:
       GridError: an unknown name, a value out of range, or no cell left.
     """
-    overrides = dict(overrides or {})
-    one_of("grid", name, GRIDS)
+    overrides, grids = dict(overrides or {}), grids or GRIDS
+    one_of("grid", name, grids)
     if "impls" in overrides:
         overrides["impls"] = tuple(whole_id(part) for part in overrides["impls"])
-    sources = [dataclasses.replace(source, **_checked(overrides, source)) for source in GRIDS[name]]
+    sources = [dataclasses.replace(source, **checked(overrides, source)) for source in grids[name]]
     entries: dict[str, Entry] = {}
     for source in sources:
         for cell in _cells(source):
@@ -157,7 +166,8 @@ def _rank(cell: Cell) -> bool:
     return cell.impl.startswith("capacity")
 
 
-def _checked(overrides: dict[str, Any], source: Source) -> dict[str, Any]:
+def checked(overrides: dict[str, Any], source: Source) -> dict[str, Any]:
+    """Fields that replace those of a source, as they are. Raises GridError for what cannot stand there."""
     known = {
         "suites": SUITES,
         "dtypes": DTYPES,
@@ -167,7 +177,7 @@ def _checked(overrides: dict[str, Any], source: Source) -> dict[str, Any]:
     }
     for field, value in overrides.items():
         for item in value if field in PLURAL else (value,):
-            if field in known:
+            if field in known and not (field == "impls" and own.is_own(item)):
                 one_of(field, item, known[field])
         if field in PLURAL and len(set(value)) != len(value):
             raise GridError(f"{field}={','.join(map(str, value))} names a value twice; give each once")
@@ -181,7 +191,9 @@ def _impls(source: Source) -> tuple[str, ...]:
         return (rejected.ID,)
     if source.impls is not None:
         return source.impls
-    return tuple(impl for impl in IMPLEMENTATIONS if impl not in source.but)
+    # What a user's packages declare joins the user's grids; this repository's are the same on every machine.
+    declared = own.installed().values() if home.INSTALLED else ()
+    return (*(impl for impl in IMPLEMENTATIONS if impl not in source.but), *declared)
 
 
 def _cells(source: Source) -> list[Cell]:

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import atomic
-from .child import ROOT
+from . import atomic, home
 from .errors import EnvironmentFault
 
-FOLDER = ROOT / ".upgrade"
+FOLDER = home.ROOT / ".upgrade"
 ASKED = "asked.json"
 """What an environment holds; written last, so that a half one is made anew."""
 BESIDE = ("filelock", "flatbuffers")
-"""Packages of the test group that the suite needs to lower and compile a cell."""
+"""Packages of the extra `bench` that the suite needs to lower and compile a cell."""
 VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
@@ -86,10 +85,12 @@ def _version(python: str) -> str:
 
 def _dependencies() -> list[str]:
     """The project's own requirements, and BESIDE."""
-    path = ROOT / "pyproject.toml"
+    path = home.ROOT / home.SETTINGS
     try:
         document = tomllib.loads(path.read_text("utf-8"))
-        beside = [line for line in document["dependency-groups"]["test"] if _name(line) in BESIDE]
+        beside = [
+            line for line in document["project"]["optional-dependencies"]["bench"] if _name(line) in BESIDE
+        ]
         return [*document["project"]["dependencies"], *beside]
     except (OSError, ValueError, KeyError) as error:
         raise EnvironmentFault(
@@ -102,7 +103,7 @@ def _name(requirement: str) -> str:
 
 
 def _run(command: list[str], otherwise: str) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=home.ROOT)
     if done.returncode:
         raise EnvironmentFault(f"{otherwise}: {last_useful(done.stdout)}")
 

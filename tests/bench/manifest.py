@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import atomic
+from . import atomic, home
 from .errors import BaselineError
 
 FILE = "manifest.toml"
@@ -85,7 +85,7 @@ def way_out(folder: Path) -> str:
     """How to get a sound folder again: the end of each message about a damaged one."""
     return (
         f"restore it from version control (git checkout -- {shlex.quote(str(folder))}), "
-        "or move the folder away and record again: tox run -e baseline"
+        f"or move the folder away and record again: {home.BASELINE.removesuffix(' --')}"
     )
 
 

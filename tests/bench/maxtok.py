@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from . import home
 from .baseline import SCHEMA
 from .cell import Cell
 from .errors import BenchError, EnvironmentFault
@@ -145,7 +146,6 @@ class Child:
     """A process that holds one cell; it says `ready` with its facts, then runs once for each line it reads."""
 
     def __init__(self, cell: Cell, checked: bool) -> None:
-        root = Path(__file__).resolve().parents[__package__.count(".") + 1]
         pipe = subprocess.PIPE
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the child)
         self._process = subprocess.Popen(
@@ -154,7 +154,8 @@ class Child:
             stdout=pipe,
             stderr=self._errors,
             text=True,
-            cwd=root,
+            cwd=home.ROOT,
+            env=home.for_child(),
             bufsize=1,
         )
         self.facts: dict[str, Any] = {}

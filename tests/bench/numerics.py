@@ -169,6 +169,13 @@ def reference(cell: Cell) -> Result:
 _MEASURED: collections.OrderedDict[tuple, Numerics] = collections.OrderedDict()
 
 
+def remember(cell: Cell, found: Numerics) -> None:
+    """Keep the numerics of a cell for its other ops; another process may have found them."""
+    _MEASURED[cell.numerics] = found
+    while len(_MEASURED) > 64:
+        _MEASURED.popitem(last=False)
+
+
 def check(cell: Cell) -> Numerics:
     """The numerics of a cell, shared between its ops.
 
@@ -177,9 +184,7 @@ def check(cell: Cell) -> Numerics:
     """
     key = cell.numerics
     if key not in _MEASURED:
-        _MEASURED[key] = _measure(cell)
-        while len(_MEASURED) > 64:
-            _MEASURED.popitem(last=False)
+        remember(cell, _measure(cell))
     numerics, limits = _MEASURED[key], tolerance(cell)
     for name in ("out", "grad_params", "grad_x"):
         error, limit = getattr(numerics, f"rel_err_{name}"), getattr(limits, name)

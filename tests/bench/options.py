@@ -29,7 +29,8 @@ HELP = {
     "skew": "share of the tokens that are sent to expert 0, 0 to 1",
     "d_model": "width of x (published: 512)",
     "d_hidden": "width of an expert (published: 1024)",
-    "impls": "implementation ids, or their middle or first word: chunked, blocked, ragged_dot, capacity, dense",
+    "impls": "implementation ids, or their middle or first word: chunked, blocked, ragged_dot, capacity, dense; or "
+    "your own: package.module:function",
     "ops": "forward, train_step, train_step_donated",
     "block_m": "rows of a block in blocked (published: 64)",
     "block_ms": "sweep of suite block_m (published: 32,64,128)",
@@ -74,6 +75,7 @@ class Run:
     changed_only: bool
     resume: bool
     gate_seconds: float
+    cell_limit: float
     all_programs: bool
     against: str
     against_jax: str | None
@@ -86,7 +88,11 @@ def add(parser: pytest.Parser) -> None:
     """Declare the options, all strings: they are read by `read`, so that errors are ours."""
     group = parser.getgroup("moe bench", "moe bench: the benchmark grid and its gate")
     option = group.addoption
-    option("--grid", action=Once, help="smoke, default or published (default: default)")
+    option(
+        "--grid",
+        action=Once,
+        help="smoke, default, published, or one of [[tool.moe-bench.grids]] in pyproject.toml (default: default)",
+    )
     for name in (*TEXTS, *INTEGERS, "skew", *SINGLE):
         many = "" if name in SINGLE else ", separated by commas"
         option(_flag(name), action=Once, dest=f"bench_{name}", help=HELP[name] + many)
@@ -125,6 +131,12 @@ def add(parser: pytest.Parser) -> None:
         help="replay from the newest journal what is equal in cell, program and environment",
     )
     option("--gate-seconds", action=Once, help="most seconds side by side for a changed cell (default: 20)")
+    option(
+        "--cell-limit",
+        action=Once,
+        dest="bench_cell_limit",
+        help="most seconds for the trial of an own implementation's cell (default: 120)",
+    )
     option(
         "--all-programs",
         action="store_true",
@@ -184,6 +196,7 @@ def read(config: pytest.Config) -> Run:
         changed_only=get("bench_changed_only"),
         resume=get("bench_resume"),
         gate_seconds=_number("gate-seconds", get("gate_seconds") or "20"),
+        cell_limit=_number("cell-limit", get("bench_cell_limit") or "120"),
         all_programs=get("bench_all_programs"),
         against=_among("against", get("bench_against"), AGAINST) or "program",
         against_jax=get("bench_against_jax"),

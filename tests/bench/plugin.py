@@ -14,23 +14,32 @@ import pytest
 from _pytest._code.code import ReprFileLocation
 from _pytest.runner import runtestprotocol
 
-from . import options, pin
+from . import home, options, pin
 from .cell import SUITES
 from .errors import BaselineError, BenchError, EnvironmentFault, GridError, NoBaseline
 from .progress import Progress, coloured
 from .session import KEY, Cells
 
-FOLDER = Path(__file__).resolve().parent
-
 
 def concerned(config: pytest.Config) -> bool:
-    """Whether the run's arguments hold this folder, a part of it, or a folder around it."""
+    """Whether the run's arguments hold this folder, a part of it, or a folder around it.
+
+    The installed suite has to be named: a project's folder may be around it only for its virtual environment.
+    """
+    if any(home.named(str(arg)) for arg in config.args):
+        return True
     paths = [Path(str(arg).split("::")[0]) for arg in config.args]
     paths = [path if path.is_absolute() else config.invocation_params.dir / path for path in paths]
-    return any(FOLDER.is_relative_to(p.resolve()) or p.resolve().is_relative_to(FOLDER) for p in paths)
+    paths = [path.resolve() for path in paths]
+    inside = any(path.is_relative_to(home.FOLDER) for path in paths)
+    return inside or (not home.INSTALLED and any(home.FOLDER.is_relative_to(path) for path in paths))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    try:
+        home.refuse_own_repository()
+    except EnvironmentFault as fault:
+        raise pytest.UsageError(str(fault)) from fault
     options.add(parser)
 
 
@@ -42,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
             f"--benchmark-compare {compare} takes the path for the run to compare with; "
             f"write the path first: pytest {compare} --benchmark-compare"
         )
+    # pytest-xdist registers it, where it is installed.
+    config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs")
     if not concerned(config):
         return
     given = [
@@ -82,20 +93,22 @@ def start(cells: Cells) -> None:
 
     if cells.measuring and importlib.util.find_spec("flatbuffers") is None:
         raise EnvironmentFault("a cell's program is stored with flatbuffers: pip install flatbuffers")
-    from . import environment, grid
+    from . import environment, grid, own_grids
     from .gate import limits
 
     run = cells.options
     environment.check_sources(cells.config.rootpath)
     cells.environment = environment.describe() | {"pinned": cells.cores}
-    cells.entries = grid.build(run.grid, run.overrides, cells.environment["backend"])
+    settings = home.settings(cells.config.rootpath)
+    cells.settings = limits.read(settings)
+    grids = own_grids.read(settings)
+    cells.entries = grid.build(run.grid, run.overrides, cells.environment["backend"], grids)
     if run.only is not None:
         cells.entries = [entry for entry in cells.entries if entry.cell.matches(run.only)]
         if not cells.entries:
             raise GridError(
                 f"--only={run.only!r} holds no cell of grid {run.grid}; --collect-only -q lists them"
             )
-    cells.settings = limits.read(cells.config.rootpath / "pyproject.toml")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -139,7 +152,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """A suite without a cell in this grid is not collected: it would be one empty test."""
     cells = config.stash.get(KEY, None)
     suite = collection_path.stem.removeprefix("test_")
-    if cells is None or collection_path.resolve().parent != FOLDER or suite not in SUITES:
+    if cells is None or collection_path.resolve().parent != home.FOLDER or suite not in SUITES:
         return None
     return True if all(entry.cell.suite != suite for entry in cells.entries) else None
 
@@ -285,7 +298,7 @@ class Reason(str):
     def __new__(cls, judged: Any) -> "Reason":
         why = "; ".join(judged.reasons)
         text = super().__new__(cls, "\n".join((f"{judged.status}: {judged.id}", *judged.reasons)))
-        text.reprcrash = ReprFileLocation("tests/bench", 0, f"{judged.status}: {why}")
+        text.reprcrash = ReprFileLocation(home.SHOWN, 0, f"{judged.status}: {why}")
         return text
 
     reprcrash: ReprFileLocation
@@ -308,8 +321,8 @@ def mark_accepted(reports: list[pytest.TestReport], reason: str) -> None:
 
 def log_missing(session: pytest.Session, judged: Any) -> None:
     """A report of its own for a cell that could not be collected any more."""
-    nodeid = f"tests/bench::missing[{judged.id}]"
-    location = ("tests/bench", None, judged.id)
+    nodeid = f"{home.SHOWN}::missing[{judged.id}]"
+    location = (home.SHOWN, None, judged.id)
     report = pytest.TestReport(nodeid, location, {}, "failed", Reason(judged), "call")
     session.config.hook.pytest_runtest_logreport(report=report)
 

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import baseline, environment
+from . import baseline, environment, home
 from .errors import BaselineError
 
-FOLDER = Path(__file__).parent
-WORK = FOLDER.parents[1] / "reports" / "proof"
+WORK = home.ROOT / "reports" / "proof"
 BUSY = """
 import os, sys
 if hasattr(os, "sched_setaffinity"):
@@ -58,7 +57,7 @@ def gate(work: Path, root: Path, grid: str, *options: str) -> tuple[int, dict[st
     """One gate run in a fresh process: its exit code and its verdict (empty where none was written)."""
     reports = work / "reports"
     (reports / "verdict.json").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", str(FOLDER), "-q", "--grid", grid, f"--baselines={root}"]
+    command = [sys.executable, "-m", "pytest", *home.ARGUMENTS, "-q", "--grid", grid, f"--baselines={root}"]
     command += [f"--reports={reports}", *options, "--benchmark-compare"]
     done = subprocess.run(
         command, env=_environment(work), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -72,8 +71,7 @@ def gate(work: Path, root: Path, grid: str, *options: str) -> tuple[int, dict[st
 
 def source() -> str:
     """Digest of the measured and of the measuring source."""
-    root = FOLDER.parents[1]
-    files = sorted((*root.glob("moe/**/*.py"), *FOLDER.glob("**/*.py")))
+    files = sorted((*home.SOURCES.glob("moe/**/*.py"), *home.FOLDER.glob("**/*.py")))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import atomic, baseline, environment, revision, store
+from . import atomic, baseline, environment, home, revision, store
 from .errors import BaselineError, BenchError, NoGrid
 from .gate.drift import COMPILED_BY, TIMED_BY
 from .gate.verdict import REGRESSED
 
-FOLDER = Path(__file__).parent
-REPORTS = FOLDER.parents[1] / "reports"
+REPORTS = home.ROOT / "reports"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         for name in ("reason", "accept_slower"):
             if getattr(args, name) is not None and not getattr(args, name).strip():
                 raise BaselineError(f"--{name.replace('_', '-')} is empty; say why the numbers change")
-        source = revision.describe(FOLDER)
+        source = revision.describe(home.ROOT)
         if source.changed and not args.allow_dirty:
             raise BaselineError(
                 f"{', '.join(source.changed[:3])} {'is' if len(source.changed) == 1 else 'are'} not committed; "
@@ -115,7 +114,7 @@ def _run(
 ) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Run the grid; returns the exit code (0 where the gate alone objects), the run's document, its verdict."""
     report, verdict = reports / "run.json", args.reports / "verdict.json"
-    command = [sys.executable, "-m", "pytest", str(FOLDER), "--grid", args.grid]
+    command = [sys.executable, "-m", "pytest", *home.ARGUMENTS, "--grid", args.grid]
     command += [f"--benchmark-json={report}", f"--save-programs={reports / 'programs'}"]
     command += [f"--only={args.only}"] if args.only else []
     command += ["--resume"] if args.resume else []

@@ -33,6 +33,7 @@ class Cells:
         self.held: list[tuple[pytest.Item, list[pytest.TestReport]]] = []
         self.examiner: Any = None
         self.journal: Any = None
+        self.trial: Any = None
         self.replayed: set[str] = set()
         self.unrun: set[str] = set()  # their program is the stored one (--changed-only)
         self.verdict: Any = None
@@ -51,6 +52,7 @@ class Cells:
         if entry.skip:
             self.skipped[cell.id] = entry.skip
             pytest.skip(entry.skip)
+        self._try_out(cell, benchmark)
         if cell.suite == "maxtok":
             values = measure_largest(entry, benchmark, run.maxtok_memory, run.check)
             if values is not None:
@@ -90,7 +92,7 @@ class Cells:
 
     def close(self) -> None:
         """Close what `open` opened, and write the programs where they were asked for."""
-        for opened in (self.journal, self.examiner):
+        for opened in (self.journal, self.examiner, self.trial):
             if opened is not None:
                 opened.close()
         folder = self.options.programs
@@ -218,6 +220,25 @@ class Cells:
             )
         except NotConfirmed as fault:
             return str(fault)
+
+    def _try_out(self, cell: Any, benchmark: Any) -> None:
+        """Let a user's function run in a child process first; the numerics found there are this process's too."""
+        from . import numerics, own
+        from .trial import Failed, Trial
+
+        if not own.is_own(cell.impl):
+            return
+        self.trial = self.trial or Trial(self.options.cell_limit)
+        found, why = None, None
+        try:
+            found = self.trial.check(cell, numerics=self.options.check, timed=self.measuring)
+        except Failed as fault:
+            why = str(fault)
+        if why is not None:  # Not within `except`, which pytest would show as well.
+            benchmark.skipped = True
+            pytest.fail(why, pytrace=False)
+        if found is not None:
+            numerics.remember(cell, numerics.Numerics(**found))
 
     def _known(self, cell: Any, benchmark: Any) -> bool:
         """Whether nothing has to run: the program is the stored one (--changed-only), or measured (--resume)."""

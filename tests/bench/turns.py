@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from . import atomic, environment, figures, pin
+from . import atomic, environment, figures, home, pin
 from .cell import Cell
 from .errors import BenchError
 
-REPORTS = Path(__file__).parents[2] / "reports"
+REPORTS = home.ROOT / "reports"
 Name = TypeVar("Name")
 
 

@@ -9,8 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import atomic, comparison, installed, markdown, pin, report, turns, upgrade_table, verdict_json
-from .child import ROOT
+from . import atomic, comparison, home, installed, markdown, pin, report, turns, upgrade_table, verdict_json
 from .errors import BenchError
 from .gate import limits
 from .gate.verdict import Verdict
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
                 grid=args.grid,
                 only=args.only,
                 budget_s=args.gate_seconds,
-                settings=limits.read(ROOT / "pyproject.toml"),
+                settings=limits.read(home.settings(home.ROOT)),
                 folder=Path(folder),
             )
         return publish(args.reports, verdict)

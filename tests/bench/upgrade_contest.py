@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from . import comparison
-from .child import ROOT, Child, ChildFailed
+from . import comparison, home
+from .child import Child, ChildFailed
 from .comparison import Seen
 from .errors import BenchError
 from .gate import limits
@@ -60,7 +60,7 @@ class Worker:
         dropped = ("PYTHONHOME", "JAX_COMPILATION_CACHE_DIR", *(("PYTHONPATH",) if under.made else ()))
         environment = {name: value for name, value in os.environ.items() if name not in dropped}
         for name, separator, words in (
-            ("PYTHONPATH", os.pathsep, (str(ROOT), environment.get("PYTHONPATH"))),
+            ("PYTHONPATH", os.pathsep, (str(home.ROOT), environment.get("PYTHONPATH"))),
             (FLAGS, " ", (environment.get(FLAGS), under.flags)),
         ):
             if any(words):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import child, pin
+from . import child, home, pin
 
 
 class Side:
@@ -32,7 +32,7 @@ class Side:
         """The environment, and the grid's cells that `only` leaves, id -> fields; those that a limit skips too."""
         from . import environment, lowered
 
-        environment.check_sources(child.ROOT)
+        environment.check_sources(home.ROOT)
         described = environment.describe()
         entries = lowered.chosen(grid, described["backend"], only)
         return {

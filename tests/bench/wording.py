@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from . import home
 from .gate.verdict import DRIFTS, WORST_FIRST, CellVerdict, Timing, Verdict
 
 HEADINGS = ("verdict", "cell", "temp MiB", "side by side", "time ms", "of matmul")
@@ -16,7 +17,7 @@ HEADLINES = {
     "unchanged": "Unchanged",
 }
 """The verdict of a run in words: that of the first status here that one of its cells has."""
-RECORD = 'tox run -e baseline -- --reason "..."'
+RECORD = f'{home.BASELINE} --reason "..."'
 SLOWER = ' --accept-slower "..."'
 CELLS_OF_A_DRIFT = 3
 PARTIAL = "this run was narrowed; cells that did not run were not compared, and it is no baseline"

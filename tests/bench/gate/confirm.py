@@ -13,11 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .. import pin
+from .. import home, pin
 from ..errors import BenchError
 from ..stored_program import StoredProgram
 from .paired import Pairs
-from .vet import ROOT
 
 SPARE_S = 180.0
 """For the process to start, make its inputs and compile, over the budget of the pairs."""
@@ -70,7 +69,7 @@ def confirm(
                 input=json.dumps(request),
                 capture_output=True,
                 text=True,
-                cwd=ROOT,
+                cwd=home.ROOT,
                 env=os.environ | BESIDE,
                 timeout=SPARE_S + 2 * budget_s,
                 check=True,

@@ -54,12 +54,14 @@ DEFAULTS = {
 }
 
 
-def read(path: Path) -> tuple[Limit, ...]:
-    """The limits of a pyproject.toml, in its order; none where it has no such tables.
+def read(path: Path | None) -> tuple[Limit, ...]:
+    """The limits of a pyproject.toml, in its order; none where it has no such tables, or there is no file.
 
     Raises:
       BenchError: the file cannot be read or is not TOML, or an entry is not as the module describes.
     """
+    if path is None:
+        return ()
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -69,9 +71,9 @@ def read(path: Path) -> tuple[Limit, ...]:
     except ValueError as error:  # Not TOML, or not UTF-8.
         raise BenchError(f"{path} is not TOML ({error}); correct it") from error
     table = document.get("tool", {}).get("moe-bench", {})
-    unknown = sorted(table.keys() - {"limits"}) if isinstance(table, dict) else []
+    unknown = sorted(table.keys() - {"grids", "limits"}) if isinstance(table, dict) else []
     if unknown:
-        raise BenchError(f"{path}: [tool.moe-bench] has the key {unknown[0]!r}; there is: limits")
+        raise BenchError(f"{path}: [tool.moe-bench] has the key {unknown[0]!r}; there are: grids, limits")
     entries = table.get("limits", []) if isinstance(table, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise BenchError(

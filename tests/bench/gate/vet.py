@@ -10,11 +10,11 @@ import sys
 import threading
 from pathlib import Path
 
+from .. import home
 from ..errors import BaselineError, BenchError
 
 LIMIT_S = 60.0
 """For one program, the child's start included."""
-ROOT = Path(__file__).resolve().parents[__package__.count(".") + 1]
 
 
 class Vetter:
@@ -75,7 +75,7 @@ class Vetter:
             stdout=pipe,
             stderr=subprocess.DEVNULL,
             text=True,
-            cwd=ROOT,
+            cwd=home.ROOT,
             env=environment,
         )
 
