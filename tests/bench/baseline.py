@@ -119,13 +119,21 @@ def listed(manifest: manifests.Manifest, name: str) -> Baseline:
         it was recorded on another backend or JAX.
     """
     path = manifest.folder / name
-    found = parse(_decoded(manifest.content(name), path, manifest.way_out), path, manifest.way_out)
+    found = parse(decoded(manifest, name), path, manifest.way_out)
     its_name = environments.key(found.environment)
     if its_name != manifest.folder.name:
         raise BaselineError(f"{path} is for another backend or JAX, {its_name}; {manifest.way_out}")
     for digest in sorted(found.programs):
         manifest.content(manifests.program_name(digest))
     return found
+
+
+def decoded(manifest: manifests.Manifest, name: str) -> dict[str, Any]:
+    """The JSON object of a record file that the manifest lists; `parse` checks what is in it.
+
+    Raises BaselineError where it is not listed, is missing, was changed, or is no JSON object.
+    """
+    return _decoded(manifest.content(name), manifest.folder / name, manifest.way_out)
 
 
 def load(path: Path, way_out: str = RECORD) -> Baseline:

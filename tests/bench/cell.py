@@ -3,7 +3,9 @@
 import dataclasses
 import difflib
 import fnmatch
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from .errors import GridError
 
@@ -65,6 +67,28 @@ class Cell:
                 "take fewer of either"
             )
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Cell":
+        """The cell of a record. Raises GridError, or KeyError where the record lacks a field."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name in record]
+        values = {name: record[name] for name in names}
+        impl = f"{record['routing']}:{record['impl']}:{record['dispatch']}"
+        return cls(**values | {"impl": impl, "skew": float(record.get("skew") or 0)})
+
+    @classmethod
+    def parse(cls, identity: str) -> "Cell":
+        """The cell of an id. Raises GridError where it is none, or a value in it is out of range."""
+        found = _ID.fullmatch(identity)
+        if not found:
+            raise GridError(f"cell={identity!r} is no id; one is {_EXAMPLE}")
+        values: dict[str, Any] = {name: value for name, value in found.groupdict().items() if value}
+        for name in values.keys() - {"suite", "impl", "dtype", "op", "param_dtype", "lowering", "skew"}:
+            values[name] = int(values[name])
+        cell = cls(**{"suite": "layer"} | values | {"skew": float(values["skew"])})
+        if cell.id != identity:
+            raise GridError(f"cell={identity!r} is no id: it reads as {cell.id}")
+        return cell
+
     @property
     def tuning(self) -> dict[str, int | str]:
         """The tuning values that are set, as the layer's keywords."""
@@ -124,6 +148,19 @@ class Cell:
         """
         product = 2 * self.tokens * self.top_k * self.d_model * self.d_hidden
         return product * (3 if self.op == "forward" else 7)
+
+
+_SUFFIXES = "".join(
+    f"(?:-{before}(?P<{name}>{'[a-z]+' if name == 'lowering' else '[0-9]+'}))?"
+    for name, before in TUNING.items()
+)
+_ID = re.compile(
+    rf"(?:(?P<suite>{'|'.join(SUITES)})/)?(?P<impl>\w+:\w+:\w+)-(?P<dtype>\w+)"
+    r"-t(?P<tokens>\d+)-e(?P<experts>\d+)-k(?P<top_k>\d+)-s(?P<skew>\d+\.\d+)"
+    rf"-d(?P<d_model>\d+)-h(?P<d_hidden>\d+)-(?P<op>{'|'.join(OPS)})"
+    rf"(?:-p(?P<param_dtype>{'|'.join(DTYPES)}))?{_SUFFIXES}"
+)
+_EXAMPLE = "dropless:chunked:sorted-float32-t1024-e8-k2-s0.0-d512-h1024-forward"
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> str:

@@ -1,12 +1,14 @@
 """The verdict as JSON, for other programs. verdict.schema.json beside this file says what each field means."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 from . import atomic, baseline
-from .gate.verdict import WORST_FIRST, Verdict
+from .errors import BaselineError
+from .gate.verdict import WORST_FIRST, CellVerdict, Drift, Timing, Verdict
 from .wording import worst_first
 
 SCHEMA = 1
@@ -38,6 +40,41 @@ def write(path: Path, verdict: Verdict, exit_code: int) -> None:
       BaselineError: the file cannot be written, or a record holds what JSON cannot.
     """
     atomic.write(path, baseline.dumps(document(verdict, exit_code)).encode())
+
+
+def read(path: Path) -> tuple[Verdict, int]:
+    """The verdict that `write` wrote, and the exit code. Figures that are None there stay None.
+
+    Raises BaselineError where the file is missing, damaged, or of another schema.
+    """
+    way_out = "write it again: pytest tests/bench --benchmark-compare"
+    try:
+        found = json.loads(atomic.read(path, way_out))
+        if found["schema"] != SCHEMA:
+            raise BaselineError(
+                f"{path} is of schema {found['schema']!r}, this suite reads {SCHEMA}; {way_out}"
+            )
+        verdict = Verdict(
+            tuple(_cell(cell) for cell in found["cells"]),
+            str(found["baseline"]),
+            bool(found["partial"]),
+            tuple(found["faults"]),
+            tuple(Drift(**drift) for drift in found["drift"]),
+            tuple(found["notes"]),
+            dict(found["environment"]),
+        )
+        return verdict, int(found["exit_code"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BaselineError(f"{path} is no verdict of this suite ({error!r}); {way_out}") from error
+
+
+def _cell(found: dict[str, Any]) -> CellVerdict:
+    if found["status"] not in WORST_FIRST:
+        raise ValueError(f"status={found['status']!r}")
+    timing = Timing(**found["timing"]) if found["timing"] else None
+    return CellVerdict(
+        found["id"], found["status"], tuple(found["reasons"]), found["stored"], found["today"], timing
+    )
 
 
 def _plain(value: Any) -> Any:
