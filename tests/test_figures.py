@@ -99,3 +99,8 @@ def test_sizes_are_measured_written_and_drawn(monkeypatch, tmp_path, capsys):
     assert all(its["low"] <= its["cost"] <= its["high"] for its in found)
     assert (tmp_path / "sizes.svg").exists()
     assert "auto is" in capsys.readouterr().out
+
+
+def test_a_train_step_is_named_by_its_tokens():
+    shown = figures._short("dropless:chunked:sorted-float32-t4096-e8-k2-s0.0-d512-h1024-train_step_donated")
+    assert shown == "float32, 4096 x 8, train step"

@@ -99,6 +99,20 @@ VERBS = (
         "growth", "growth", "", "what a token costs chunked as tokens grow", ("", "--only forward --no-draw")
     ),
     Verb("sizes", "sizes", "", "chunked's automatic sizes against fixed ones", ("", "--only t4096-e8-k2")),
+    Verb(
+        "report",
+        "page",
+        "",
+        "write the page of the last comparison again, with what roofline, growth and sizes found",
+        ("", "--figures figures"),
+    ),
+    Verb(
+        "explain",
+        "explain",
+        "",
+        "print everything known about one cell",
+        ("dropless:chunked:sorted-float32-t1024-e8-k2-s0.0-d512-h1024-forward",),
+    ),
     Verb("published", "published", "", "compare a run with the published results", ("", "run.json")),
     Verb(
         "import-published",

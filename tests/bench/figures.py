@@ -42,7 +42,7 @@ def roofline(found: Sequence["Reached"]) -> "Figure":
     """A bar a cell: its bound, the parts beside it and the rest, as shares of the bound."""
     from .roofline import where
 
-    figure, axes = _axes(1, 1, height=1.2 + 0.34 * len(found))
+    figure, axes = axes_of(1, 1, height=1.2 + 0.34 * len(found))
     (axis,) = axes
     names: list[str] = []
     for row, reached in enumerate(found):
@@ -68,11 +68,11 @@ def roofline(found: Sequence["Reached"]) -> "Figure":
 
 def growth(found: Sequence["Point"]) -> "Figure":
     """Milliseconds and temp MiB against tokens, both axes logarithmic, a line for each series."""
-    figure, axes = _axes(1, 2, height=4)
+    figure, axes = axes_of(1, 2, height=4)
     series: dict[str, list[Any]] = {}
     for point in found:
         series.setdefault(_short(point.cell, tokens=False), []).append(point)
-    for (name, points), colour in zip(series.items(), _cycle(), strict=False):
+    for (name, points), colour in zip(series.items(), cycle(), strict=False):
         tokens = [point.tokens for point in points]
         axes[0].loglog(tokens, [point.ms for point in points], "o-", color=colour, label=name)
         axes[0].loglog(tokens, [points[0].ms * n / tokens[0] for n in tokens], ":", color=colour, linewidth=1)
@@ -92,7 +92,7 @@ def sizes(found: Sequence["Size"]) -> "Figure":
     """A panel a cell: time over the automatic choice against temp MiB, the frontier joined by a line."""
     cells = list(dict.fromkeys(size.auto for size in found))
     columns = min(4, len(cells))
-    figure, axes = _axes(-(-len(cells) // columns), columns, height=2.9 * -(-len(cells) // columns))
+    figure, axes = axes_of(-(-len(cells) // columns), columns, height=2.9 * -(-len(cells) // columns))
     for axis, cell in zip(axes, cells, strict=False):
         its = [size for size in found if size.auto == cell]
         front = sorted((size for size in its if size.frontier), key=lambda size: size.temp_bytes)
@@ -112,14 +112,14 @@ def sizes(found: Sequence["Size"]) -> "Figure":
     return figure
 
 
-def _axes(rows: int, columns: int, height: float) -> tuple["Figure", list[Any]]:
+def axes_of(rows: int, columns: int, height: float) -> tuple["Figure", list[Any]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
-def _cycle() -> Iterable[str]:
+def cycle() -> Iterable[str]:
     while True:
         yield from COLOURS
 
@@ -131,7 +131,7 @@ def _labels(axis: Any) -> list[str]:
 def _short(cell: str, tokens: bool = True) -> str:
     """A cell's id in a figure, without what all of the verbs' cells share."""
     _, dtype, *rest = cell.removesuffix("-keep0").split("-")
-    values = {part[0]: part[1:] for part in rest}
+    values = {part[0]: part[1:] for part in rest if part[1:].replace(".", "").isdigit()}  # not train_step
     words = [dtype, f"{values['t']} x {values['e']}" if tokens else f"{values['e']} experts"]
     if values["k"] != "2" or values["h"] != "1024":
         words.append(f"top_k {values['k']}, hidden {values['h']}")

@@ -82,6 +82,7 @@ class Run:
     reports: Path | None
     programs: Path | None
     accepted: str | None
+    page: bool
 
 
 def add(parser: pytest.Parser) -> None:
@@ -157,6 +158,12 @@ def add(parser: pytest.Parser) -> None:
         metavar="REASON",
         help="why cells may be slower or larger than their baseline: they are reported with it, and pass",
     )
+    option(
+        "--no-page",
+        action="store_true",
+        dest="bench_no_page",
+        help="leave out the page of a comparison, reports/index.html",
+    )
     option("--reports", action=Once, dest="bench_reports", help="folder of reports (default: reports)")
     option("--save-programs", action=Once, dest="bench_programs", help="folder to write the programs to")
     option("--maxtok-memory", action=Once, help="memory budget of suite maxtok, MiB (default: the machine's)")
@@ -203,6 +210,7 @@ def read(config: pytest.Config) -> Run:
         reports=_path(get("bench_reports")),
         programs=_path(get("bench_programs")),
         accepted=_reason(get("bench_accepted")),
+        page=not get("bench_no_page"),
     )
 
 

@@ -106,10 +106,19 @@ class Cells:
         """Write the verdict where people and programs look for it."""
         import os
 
-        from . import annotations, atomic, markdown, verdict_json
+        from . import annotations, atomic, markdown, page, story, verdict_json
 
         verdict_json.write(self.reports / "verdict.json", self.verdict, exit_code)
         atomic.write(self.reports / "verdict.md", markdown.text(self.verdict, exit_code).encode())
+        if self.options.page:
+            told = story.tell(
+                self.verdict,
+                exit_code,
+                baselines=self.baseline.path.parent.parent,
+                reports=self.reports,
+                settings=self.settings,
+            )
+            page.write(told, self.reports)
         for line in annotations.to_github(self.verdict, exit_code, os.environ):
             print(line)
 

@@ -235,8 +235,9 @@ def _lines(records: Iterable[Record]) -> tuple[Line, ...]:
     for record in records:
         if record.get("suite") not in ("layer", "maxtok"):
             continue
-        tokens = record.get("max_tokens") or record.get("tokens")
-        ms, temp = record.get("median_ms"), record.get("xla_temp_mb")
+        tokens: Any = record.get("max_tokens") or record.get("tokens")
+        ms: Any = record.get("median_ms")
+        temp: Any = record.get("xla_temp_mb")
         if not (_positive(tokens) and _positive(ms) and _positive(temp)):
             continue
         its = (name(record), *_values(record, fields))

@@ -62,6 +62,7 @@ def read(path: Path) -> tuple[Verdict, int]:
             tuple(Drift(**drift) for drift in found["drift"]),
             tuple(found["notes"]),
             dict(found["environment"]),
+            found["accepted"],
         )
         return verdict, int(found["exit_code"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -73,7 +74,13 @@ def _cell(found: dict[str, Any]) -> CellVerdict:
         raise ValueError(f"status={found['status']!r}")
     timing = Timing(**found["timing"]) if found["timing"] else None
     return CellVerdict(
-        found["id"], found["status"], tuple(found["reasons"]), found["stored"], found["today"], timing
+        found["id"],
+        found["status"],
+        tuple(found["reasons"]),
+        found["stored"],
+        found["today"],
+        timing,
+        bool(found["accepted"]),
     )
 
 
