@@ -19,6 +19,7 @@ WRONG = ("moe/capacity.py", "return weight[:, None] * out", "return 1.1 * weight
 BROKEN = ("moe/capacity.py", "import jax\n", "import jax_that_is_not_there\n")
 FAILING = ("moe/capacity.py", "    size = slots(tokens, config)\n", "    raise KeyError('slots')\n")
 NEW_CELLS = ("tests/bench/grid.py", "tokens=(512, 1024)", "tokens=(512, 256)")
+ELSEWHERE = ("tests/bench/lowered.py", "str(moe.__file__)", "'/elsewhere/moe/__init__.py'")
 SPELLED = ("moe/capacity.py", "import functools\n", "import functools  # the same program\n")
 
 
@@ -53,14 +54,14 @@ class Repo:
             assert text.count(old) >= 1
             (self.root / path).write_text(text.replace(old, new, 1), "utf-8")
 
-    def ab(self, *words):
+    def ab(self, *words, **environment):
         """(exit code, verdict, what was said)."""
         command = [sys.executable, "-m", "tests.bench", "ab", *words, "--grid", "aa", "--gate-seconds", "1"]
         reports = self.root / "reports"
         shutil.rmtree(reports, ignore_errors=True)
-        environment = {name: value for name, value in os.environ.items() if name != "GITHUB_BASE_REF"}
+        inherited = {name: value for name, value in os.environ.items() if name != "GITHUB_BASE_REF"}
         done = subprocess.run(
-            command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=300
+            command, cwd=self.root, env=inherited | environment, capture_output=True, text=True, timeout=300
         )
         assert self.git("worktree", "list").stdout.count("\n") == 1
         file = reports / "ab.json"
@@ -159,29 +160,62 @@ def test_what_only_one_revision_has_is_listed(repo):
     assert f"only . has {only_ours}" in verdict["notes"]
 
 
+def test_without_a_common_cell_nothing_was_compared(repo):
+    repo.change(NEW_CELLS)
+    code, verdict, said = repo.ab("HEAD", "--only", "capacity*float32-t1024*forward")
+    assert code == 11, said
+    assert verdict["compared"] == 0
+    assert verdict["partial"]
+    assert any(
+        note.startswith("only HEAD has capacity:auto:sorted-float32-t1024") for note in verdict["notes"]
+    )
+
+
+@pytest.fixture(scope="module")
+def untestable(shared):
+    """The repository with a branch for each fault that no cell survives."""
+    for branch, change in (("no-suite", None), ("broken", BROKEN), ("elsewhere", ELSEWHERE)):
+        shared.git("checkout", "-qfb", branch, "first")
+        shared.git("clean", "-qfdx")
+        if change:
+            shared.change(change)
+        else:
+            shared.git("rm", "-rq", "tests/bench")
+        shared.commit(branch)
+    return shared
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["nothing"], "git knows no revision 'nothing'"),
+        (["HEAD", "nothing"], "git knows no revision 'nothing'"),
+        (["HEAD^{tree}"], "git knows no revision 'HEAD^{tree}'"),
         (["no-suite"], "no-suite has no tests/bench that lowers its cells"),
         (["broken"], "broken does not build: its cells cannot be lowered: ModuleNotFoundError"),
+        (["HEAD", "broken"], "broken does not build: its cells cannot be lowered: ModuleNotFoundError"),
+        (["elsewhere"], "elsewhere was lowered with moe from /elsewhere/moe/__init__.py"),
     ],
 )
-def test_a_revision_that_cannot_be_tested_is_skipped_by_a_bisection(repo, words, said):
-    branches = repo.git("branch").stdout
-    if "no-suite" not in branches:
-        repo.git("checkout", "-qb", "no-suite")
-        repo.git("rm", "-rq", "tests/bench")
-        repo.commit("none")
-        repo.git("checkout", "-qf", "main")
-        repo.git("checkout", "-qb", "broken")
-        repo.change(BROKEN)
-        repo.commit("broken")
-        repo.git("checkout", "-qf", "main")
+def test_a_revision_that_cannot_be_tested_is_skipped_by_a_bisection(untestable, repo, words, said):
     code, verdict, output = repo.ab(*words, "--cell", CAPACITY)
     assert code == 125
     assert verdict is None
     assert said in output
+
+
+def test_without_a_merge_base_it_asks_for_the_base(repo):
+    code, verdict, said = repo.ab(GITHUB_BASE_REF="absent")
+    assert code == 125
+    assert verdict is None
+    assert "there is no merge base of HEAD with origin/absent; name the base" in said
+
+
+def test_three_revisions_are_refused(repo):
+    code, verdict, said = repo.ab("HEAD", "HEAD", "HEAD")
+    assert code == 2
+    assert verdict is None
+    assert "3 revisions are given" in said
 
 
 def test_a_cell_that_no_grid_has_compares_nothing(repo):
