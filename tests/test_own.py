@@ -7,13 +7,16 @@ import tomllib
 
 import pytest
 
-from tests.bench import own, own_grids
+from tests.bench import own, own_grids, trial
+from tests.bench.cell import Cell
 from tests.bench.errors import GridError
 from tests.running import ROOT, Runner
 
 EXAMPLE = ROOT / "examples/equinox_layer"
 SHAPE = "float32-t64-e4-k2-s0.0-d32-h48-forward"
 MODULE = """
+import itertools
+import os
 import time
 
 import jax
@@ -48,6 +51,19 @@ def prints(params, x, config):
     print("hello")
     return plain(params, x, config)
 
+def debugs(params, x, config):
+    jax.debug.print("sum {}", x.shape[0])
+    return plain(params, x, config)
+
+precisions = itertools.cycle(("highest", "float32"))
+
+def retraces(params, x, config):
+    jax.config.update("jax_default_matmul_precision", next(precisions))
+    return plain(params, x, config)
+
+def crashes(params, x, config):
+    os._exit(7)
+
 def leaves(params, x, config):
     raise SystemExit(3)
 
@@ -66,6 +82,9 @@ FAULTS = {
     "nan": "rel_err_out=nan is not finite",
     "wrong": "rel_err_out=1.00e-02 is over",
     "prints": r"prints 'hello\\nhello'; take print",
+    "debugs": r"prints 'sum 64\\nsum 64'; take print and jax.debug.print out",
+    "retraces": "was traced 2 times for one shape",
+    "crashes": "its process ended with 7",
     "leaves": "raises SystemExit: 3",
     "forever": "did not return within --cell-limit=8 seconds and was stopped",
 }
@@ -102,7 +121,9 @@ def test_a_bad_function_fails_its_cell_and_the_rest_goes_on(ended):
 @WHOLE
 @pytest.mark.parametrize("name", FAULTS)
 def test_its_reason_is_told(ended, name):
-    assert re.search(rf"own:mine:{name}-{SHAPE}: .*{FAULTS[name]}", ended.text), ended.text[-6000:]
+    (line,) = re.findall(rf"^own:mine:{name}-{SHAPE}: (.*)", ended.text, re.MULTILINE)
+    assert re.search(FAULTS[name], line)
+    assert f"own:mine:{name}-" not in line  # Its id stands in front, once.
 
 
 @pytest.mark.gate
@@ -142,6 +163,30 @@ def test_an_id_and_a_name_mean_the_same():
     assert own.whole_id("a.b:c") == own.whole_id("own:a.b:c") == "own:a.b:c"
     assert own.whole_id("a.b") is None
     assert own.whole_id("a-b:c") is None
+
+
+def test_an_installed_package_names_its_function_by_an_entry_point(tmp_path, monkeypatch):
+    folder = tmp_path / "theirs-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text(f"[{own.GROUP}]\nfast = theirs.moe:layer\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own.installed.cache_clear()
+    try:
+        assert own.whole_id("fast") == "own:theirs.moe:layer"
+    finally:
+        own.installed.cache_clear()
+    monkeypatch.undo()
+    assert own.whole_id("fast") is None
+
+
+def test_a_trial_that_does_not_start_says_why(monkeypatch):
+    cell = Cell("layer", "own:mine:good", "float32", 64, 4, 2, "forward")
+    start = trial.subprocess.Popen
+    dying = [trial.sys.executable, "-c", "raise SystemExit('no jax here')"]
+    monkeypatch.setattr(trial.subprocess, "Popen", lambda _, **how: start(dying, **how))
+    with pytest.raises(trial.Failed, match="does not start: its process ended with 1: no jax here"):
+        trial.Trial(5).check(cell, numerics=True, timed=False)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from . import home
 from .cell import Cell
-from .errors import BenchError, EnvironmentFault
+from .errors import BenchError
 from .gate.confirm import BESIDE
 
 START_S = 300.0
@@ -63,7 +63,9 @@ class Trial:
         its = dataclasses.replace(cell, suite="layer", tokens=min(SMALL, cell.tokens))
         its = its if cell.suite == "maxtok" else cell
         if self._child is None:
-            self._start()
+            fault = self._start()
+            if fault is not None:
+                raise Failed(f"{cell.id}: the process that tries own implementations does not start: {fault}")
         words = {"cell": dataclasses.asdict(its), "numerics": numerics, "timed": timed}
         answer = self._ask(json.dumps(words), self._limit_s)
         if answer is None:
@@ -75,7 +77,8 @@ class Trial:
             raise Failed(f"{cell.id}: {answer['fault']}")
         return answer["numerics"] if cell.suite != "maxtok" else None
 
-    def _start(self) -> None:
+    def _start(self) -> str | None:
+        """Start the child; returns why it does not, or None."""
         pipe = subprocess.PIPE
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (see close)
         self._child = subprocess.Popen(
@@ -87,10 +90,8 @@ class Trial:
             cwd=home.ROOT,
             env=home.for_child() | BESIDE,
         )
-        if self._ask("", START_S) is None:
-            raise EnvironmentFault(
-                f"the process that tries own implementations did not start in {START_S:g} s"
-            )
+        answer = self._ask("", START_S)
+        return f"not within {START_S:g} s" if answer is None else answer.get("fault")
 
     def _ask(self, words: str, limit_s: float) -> dict[str, Any] | None:
         """One answer; None where it did not come in time, a fault where the child is gone."""
@@ -117,6 +118,9 @@ class Trial:
             return None if late.is_set() else {"fault": f"its process ended with {code}{said}"}
         finally:
             timer.cancel()
+            timer.join()
+            if late.is_set():  # Also where the answer came just before: that child serves no other cell.
+                self.close()
 
     def _last_words(self) -> str:
         assert self._errors is not None
@@ -156,7 +160,7 @@ def _tried(words: dict[str, Any]) -> dict[str, Any]:
             program.program(cell).call()
         jax.effects_barrier()  # What jax.debug.print prints is here by now.
     except (BenchError, numerics.WrongNumerics) as fault:
-        return {"fault": str(fault).removeprefix(f"{cell.id}: ")}
+        return {"fault": str(fault).removeprefix(cell.id).lstrip(": ")}
     except BaseException as error:  # Also SystemExit: the function's, not the run's.
         first = str(error).partition("\n")[0]
         return {"fault": f"raises {type(error).__name__}: {first}{_where(error)}"}
